@@ -1,0 +1,101 @@
+"""From logits to tokens, on the device, without a host round trip.
+
+The random numbers are a hash of (seed, step, stream, token id), so a request's tokens do not depend on who shares its
+batch or on the device, and there is no generator state to carry. A draw is the argmax of logits plus Gumbel noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from aura_omni.flow import Sampling
+
+_MASK = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """How each row of a batch is drawn. Tensors [B]; temperature, top_p, min_p float32, top_k (0: off), seed, step int64.
+
+    The *_used flags are known on the host, so that an unused filter costs nothing.
+    """
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    seed: Tensor
+    step: Tensor
+    random: bool  # some row has temperature > 0
+    top_k_used: bool
+    top_p_used: bool
+    min_p_used: bool
+
+    @classmethod
+    def of(cls, sampling: Seq[Sampling], seeds: Seq[int], steps: Seq[int], device: torch.device) -> Draw:
+        def column(values: list[float], dtype: torch.dtype) -> Tensor:
+            return torch.tensor(values, dtype=dtype, device=device)
+
+        return cls(
+            temperature=column([s.temperature for s in sampling], torch.float32),
+            top_k=column([max(s.top_k, 0) for s in sampling], torch.int64),
+            top_p=column([s.top_p for s in sampling], torch.float32),
+            min_p=column([s.min_p for s in sampling], torch.float32),
+            seed=torch.tensor([seed & _MASK for seed in seeds], dtype=torch.int64, device=device),
+            step=torch.tensor(list(steps), dtype=torch.int64, device=device),
+            random=any(s.temperature > 0 for s in sampling),
+            top_k_used=any(s.top_k > 0 and s.temperature > 0 for s in sampling),
+            top_p_used=any(s.top_p < 1 and s.temperature > 0 for s in sampling),
+            min_p_used=any(s.min_p > 0 and s.temperature > 0 for s in sampling),
+        )
+
+
+def pick(logits: Tensor, draw: Draw, *, stream: int = 0) -> Tensor:
+    """logits float32 [B, V] (penalties and bans already applied) -> token ids int64 [B].
+
+    Order: temperature, min-p, top-k (ties at the threshold stay), top-p; rows of temperature 0 take the first maximum.
+    `stream` keeps draws of the same step apart (the code predictor's codebooks).
+    """
+    greedy = logits.argmax(-1)
+    if not draw.random:
+        return greedy
+    scores = logits / draw.temperature.clamp_min(1e-6)[:, None]
+    if draw.min_p_used:
+        floor = scores.max(-1, keepdim=True).values + draw.min_p.log()[:, None]  # log 0 is -inf: keeps everything
+        scores = scores.masked_fill(scores < floor, -torch.inf)
+    if draw.top_k_used:
+        vocabulary = scores.shape[-1]
+        width = int(min(vocabulary, max(1, int(draw.top_k.max()))))
+        best = scores.topk(width, dim=-1).values
+        last = (draw.top_k.clamp(1, width) - 1)[:, None]
+        threshold = best.gather(-1, last).masked_fill((draw.top_k <= 0)[:, None], -torch.inf)
+        scores = scores.masked_fill(scores < threshold, -torch.inf)
+    if draw.top_p_used:
+        ordered, order = scores.sort(dim=-1, descending=True)
+        weights = ordered.softmax(-1)
+        # A token stays while the weight before it is short of top_p, so the best one always does.
+        beyond = weights.cumsum(-1) - weights >= draw.top_p[:, None]
+        scores = scores.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), -torch.inf)
+    chosen = (scores + _gumbel(draw.seed, draw.step, stream, scores.shape[-1])).argmax(-1)
+    return torch.where(draw.temperature > 0, chosen, greedy)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """A 32-bit integer hash (multiply-xorshift, constants of "lowbias32" by C. Wellons, public domain) in int64."""
+    x = x ^ (x >> 16)
+    x = (x * 0x7FEB352D) & _MASK
+    x = x ^ (x >> 15)
+    x = (x * 0x846CA68B) & _MASK
+    return x ^ (x >> 16)
+
+
+def _gumbel(seed: Tensor, step: Tensor, stream: int, size: int) -> Tensor:
+    """Standard Gumbel noise float32 [B, size]."""
+    row = _mix(_mix((seed + 0x9E3779B9) & _MASK) ^ _mix((step * 64 + stream + 1) & _MASK))
+    bits = _mix(row[:, None] ^ _mix(torch.arange(size, device=seed.device) + 0x51ED270B)) >> 9
+    uniform = (bits.float() + 0.5) * 2.0**-23  # inside (0, 1): 23 bits plus a half are exact in float32
+    return -(-uniform.log()).log()

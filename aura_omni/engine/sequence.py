@@ -1,0 +1,96 @@
+"""One generation in the engine: its tokens, its pages, and what its stage model keeps beside it.
+
+Knows token ids and pages. Knows neither tensors nor text; `state` belongs to the stage model and is opaque here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from aura_omni.flow import Sampling
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class MediaSpan:
+    """Rows [start, start + length) of the prompt come from a medium; key is the hash of its content and options."""
+
+    start: int
+    length: int
+    key: bytes
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """tokens: prompt ids, then sampled ids; with `media` they are also the key of the prefix cache.
+
+    on_output gets what the stage model made of one step (a token id; for the Talker a frame of 16 codes).
+    on_end is called exactly once, after the pages are free: reason, and the error when reason is "error".
+    Both are called on the engine thread.
+    """
+
+    tokens: list[int]
+    sampling: Sampling
+    on_output: Callable[[Any], None]
+    on_end: Callable[[FinishReason, Exception | None], None]
+    stop_ids: frozenset[int] = frozenset()  # of the stage; sampling.stop_token_ids come on top
+    media: tuple[MediaSpan, ...] = ()
+    state: Any = None
+    cacheable: bool = True  # False: rows are not a function of tokens and media (Talker)
+    priority: int = 0  # lower goes first
+
+    # Kept by the engine
+    id: int = -1
+    seed: int = 0
+    prompt_length: int = field(init=False)
+    computed: int = 0  # rows whose keys and values are in pages
+    cached: int = 0  # of these, rows found in the prefix cache at admission
+    pages: list[int] = field(default_factory=list)
+    finished: FinishReason | None = None
+
+    def __post_init__(self) -> None:
+        self.prompt_length = len(self.tokens)
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - self.prompt_length
+
+    @property
+    def outputs(self) -> list[int]:
+        return self.tokens[self.prompt_length :]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The rows of one step: of sequences[i], rows [starts[i], starts[i] + counts[i]), one sequence after another."""
+
+    sequences: tuple[Sequence, ...]
+    starts: tuple[int, ...]
+    counts: tuple[int, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(self.counts)
+
+    def tokens(self) -> list[int]:
+        """The token ids of all rows, in batch order."""
+        return [
+            token
+            for sequence, start, count in zip(self.sequences, self.starts, self.counts, strict=True)
+            for token in sequence.tokens[start : start + count]
+        ]
+
+    def sampled(self) -> list[int]:
+        """Indices of the sequences whose last known row is in this step, so that it yields a next token."""
+        return [
+            index
+            for index, (sequence, start, count) in enumerate(zip(self.sequences, self.starts, self.counts, strict=True))
+            if start + count == sequence.length
+        ]

@@ -1,0 +1,102 @@
+"""Everything that can go wrong, each with its HTTP status and API code.
+
+AuraError                     500  internal_error
+├── BadRequest                400  invalid_request        the body, an option or a medium is wrong
+│   ├── UnsupportedOption     400  unsupported_option     a known field we do not serve, refused by name
+│   ├── BadMedia              400  invalid_media          unreadable, empty, non-finite, without frames, ...
+│   ├── BadVoice              400  invalid_voice          mode, speaker or reference the checkpoint cannot do
+│   └── PromptTooLong         400  context_length_exceeded
+├── Unauthorized              401  invalid_api_key
+├── Forbidden                 403  forbidden_media        a path or host outside the allow-list
+├── NotFound                  404  not_found
+│   └── ModelNotFound         404  model_not_found
+├── TooLarge                  413  request_too_large
+├── Overloaded                429  overloaded             admission limits; try again later
+├── ConfigError               500  config_error           at start, never while serving
+│   ├── DoesNotFit            500  does_not_fit           memory fractions or sizes that cannot hold the weights
+│   └── CheckpointError       500  checkpoint_error       missing, unused or misshaped weights, bad config.json
+├── Unavailable               503  unavailable            starting, stopping
+└── EngineError               500  engine_error           a stage failed; the turn ends with reason "error"
+
+A message names the value, the limit and the way out. `param` names the part of the request, for example
+`messages[0].content[1].audio_url`.
+"""
+
+from __future__ import annotations
+
+
+class AuraError(Exception):
+    """Base of all errors that reach a user."""
+
+    status: int = 500
+    code: str = "internal_error"
+    type: str = "server_error"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class BadRequest(AuraError):
+    status, code, type = 400, "invalid_request", "invalid_request_error"
+
+
+class UnsupportedOption(BadRequest):
+    code = "unsupported_option"
+
+
+class BadMedia(BadRequest):
+    code = "invalid_media"
+
+
+class BadVoice(BadRequest):
+    code = "invalid_voice"
+
+
+class PromptTooLong(BadRequest):
+    code = "context_length_exceeded"
+
+
+class Unauthorized(AuraError):
+    status, code, type = 401, "invalid_api_key", "authentication_error"
+
+
+class Forbidden(AuraError):
+    status, code, type = 403, "forbidden_media", "permission_error"
+
+
+class NotFound(AuraError):
+    status, code, type = 404, "not_found", "not_found_error"
+
+
+class ModelNotFound(NotFound):
+    code = "model_not_found"
+
+
+class TooLarge(AuraError):
+    status, code, type = 413, "request_too_large", "invalid_request_error"
+
+
+class Overloaded(AuraError):
+    status, code, type = 429, "overloaded", "rate_limit_error"
+
+
+class ConfigError(AuraError):
+    code = "config_error"
+
+
+class DoesNotFit(ConfigError):
+    code = "does_not_fit"
+
+
+class CheckpointError(ConfigError):
+    code = "checkpoint_error"
+
+
+class Unavailable(AuraError):
+    status, code = 503, "unavailable"
+
+
+class EngineError(AuraError):
+    code = "engine_error"

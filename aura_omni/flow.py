@@ -1,0 +1,243 @@
+"""What a Turn is made of: what goes in, and what comes out stage by stage.
+
+Plain frozen data, shared by the server, the pipeline and the stages. Knows nothing of HTTP, tokens or models.
+Events are deltas unless they say "whole". A Turn sends any number of events and then exactly one `Ended`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from aura_omni.errors import AuraError, BadRequest
+
+SPEECH_RATE = 16_000  # Hz, what ASR hears
+VOICE_RATE = 24_000  # Hz, what Code2Wav speaks
+FRAME_SAMPLES = 1_920  # one codec frame
+FRAME_S = FRAME_SAMPLES / VOICE_RATE  # 0.08 s, so 12.5 frames per second
+CODEBOOKS = 16
+
+SILENT_TEXT = "<|silent|>"
+
+Role = Literal["system", "user", "assistant"]
+Reason = Literal["stop", "length", "silent", "cancelled", "error"]
+VoiceTask = Literal["Base", "CustomVoice", "VoiceDesign"]
+
+
+# ---------------------------------------------------------------- what goes in
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    text: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Audio:
+    """samples float32 [n] mono in [-1, 1] at rate Hz, n > 0, finite; key identifies the content (a hash)."""
+
+    samples: np.ndarray
+    rate: int
+    key: bytes
+
+    @property
+    def duration_s(self) -> float:
+        return len(self.samples) / self.rate
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Video:
+    """frames uint8 [n, h, w, 3] RGB upright, n >= 1; times_s float [n] of each frame from the clip's start.
+
+    fps is the rate the frames were sampled at (AURA: 2.0). An image is a Video of one frame with still=True.
+    key identifies pixels and times (a hash).
+    """
+
+    frames: np.ndarray
+    times_s: tuple[float, ...]
+    fps: float
+    key: bytes
+    still: bool = False
+
+
+Part = Text | Audio | Video
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    role: Role
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """How the answer is spoken. None means "as the checkpoint and the deploy file say"."""
+
+    task: VoiceTask | None = None
+    language: str | None = None
+    speaker: str | None = None
+    instruct: str | None = None
+    ref_audio: Audio | None = None  # at its own rate
+    ref_text: str | None = None
+    x_vector_only: bool = False
+    pass_token_ids: bool = False  # hand AURA's token ids to the Talker instead of its text
+    non_streaming: bool | None = None  # None: True for CustomVoice and VoiceDesign, False for Base
+    max_frames: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is chosen. Field names are vLLM's. temperature 0 is greedy; top_k 0 or -1 is off."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    max_tokens: int = 256
+    seed: int | None = None
+    ignore_eos: bool = False
+
+    def merged(self, changes: Mapping[str, Any]) -> Sampling:
+        """A copy with the named fields replaced, checked. Raises BadRequest naming the field, its value and its limit."""
+        return replace(self, **checked_sampling(changes))
+
+
+_LIMITS: dict[str, tuple[type | tuple[type, ...], float, float]] = {
+    "temperature": ((int, float), 0.0, 100.0),
+    "top_p": ((int, float), 0.0, 1.0),
+    "top_k": (int, -1, 2**31),
+    "min_p": ((int, float), 0.0, 1.0),
+    "repetition_penalty": ((int, float), 0.01, 100.0),
+    "presence_penalty": ((int, float), -2.0, 2.0),
+    "frequency_penalty": ((int, float), -2.0, 2.0),
+    "min_tokens": (int, 0, 2**31),
+    "max_tokens": (int, 1, 2**31),
+    "seed": (int, -(2**63), 2**63 - 1),
+}
+
+
+def checked_sampling(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Validate sampling fields by name, type and range; None means "not given" and is left out."""
+    clean: dict[str, Any] = {}
+    for name, value in changes.items():
+        if value is None:
+            continue
+        if name in _LIMITS:
+            kind, low, high = _LIMITS[name]
+            if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:
+                raise BadRequest(f"{name} is {value!r}; it must be a number from {low:g} to {high:g}", param=name)
+            clean[name] = value
+        elif name == "stop":
+            texts = (value,) if isinstance(value, str) else tuple(value)
+            if not all(isinstance(text, str) and text for text in texts):
+                raise BadRequest(f"stop is {value!r}; it must be a non-empty string or a list of them", param=name)
+            clean[name] = texts
+        elif name == "stop_token_ids":
+            if not all(isinstance(token, int) and token >= 0 for token in value):
+                raise BadRequest(f"stop_token_ids is {value!r}; it must be a list of token ids", param=name)
+            clean[name] = tuple(value)
+        elif name == "logit_bias":
+            clean[name] = _checked_bias(value)
+        elif name == "ignore_eos":
+            if not isinstance(value, bool):
+                raise BadRequest(f"ignore_eos is {value!r}; it must be true or false", param=name)
+            clean[name] = value
+        else:
+            raise BadRequest(f"{name} is not a sampling field of this server", param=name)
+    return clean
+
+
+def _checked_bias(value: Any) -> dict[int, float]:
+    try:
+        bias = {int(token): float(weight) for token, weight in value.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise BadRequest(f"logit_bias is {value!r}; it must map token ids to numbers", param="logit_bias") from None
+    if not all(-100 <= weight <= 100 for weight in bias.values()):
+        raise BadRequest("logit_bias weights must be from -100 to 100", param="logit_bias")
+    return bias
+
+
+StageName = Literal["asr", "aura", "talker", "code2wav"]
+STAGES: tuple[StageName, ...] = ("asr", "aura", "talker", "code2wav")
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRequest:
+    """One request through the stages.
+
+    sampling holds, for each stage, only the fields that the request sets; they are merged over the deploy file's.
+    """
+
+    messages: tuple[Message, ...]
+    speak: bool = True  # False: text only, neither Talker nor Code2Wav hears of the turn
+    system_prompt: str | None = None  # replaces the default live-video prompt
+    voice: Voice = Voice()
+    sampling: Mapping[StageName, Mapping[str, Any]] = field(default_factory=dict)
+
+
+# ---------------------------------------------------------------- what comes out
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """What was heard in one Audio part. Whole. Empty text: no speech."""
+
+    text: str
+    language: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """A piece of AURA's answer. Delta; joined deltas are the answer. Never sent for a silent turn."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AudioChunk:
+    """samples float32 [n] mono at VOICE_RATE in [-1, 1]. Delta; n is a multiple of FRAME_SAMPLES."""
+
+    samples: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one Turn. prompt_* count AURA's prompt (text and video) and ASR's audio tokens."""
+
+    prompt_text_tokens: int = 0
+    prompt_audio_tokens: int = 0
+    prompt_video_tokens: int = 0
+    cached_tokens: int = 0
+    text_tokens: int = 0  # generated by AURA
+    audio_frames: int = 0  # generated by the Talker
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.prompt_text_tokens + self.prompt_audio_tokens + self.prompt_video_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The last event of every Turn. error is set exactly when reason is "error".
+
+    reason is how the text ended; speech_reason how the speech did (None when nothing was spoken):
+    "length" means the frame budget ran out before the Talker said it was done.
+    """
+
+    reason: Reason
+    usage: Usage = Usage()
+    error: AuraError | None = None
+    speech_reason: Literal["stop", "length"] | None = None
+
+
+Event = Transcript | TextDelta | AudioChunk | Ended

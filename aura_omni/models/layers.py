@@ -1,0 +1,138 @@
+"""The pieces that several networks share: RMSNorm, rotary positions, SwiGLU, and what attention asks of its caller."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from aura_omni.models.weights import StackedLinear
+
+
+class KeyValues(Protocol):
+    """Where keys and values of one step live, and who attends to whom. An argument of forward, never ambient."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [N, heads, D], k and v [N, kv_heads, D] of the step's rows -> [N, heads, D].
+
+        Keys are already rotated. Stores k and v, then attends causally with scale D**-0.5, softmax in float32.
+        """
+        ...
+
+
+class RMSNorm(nn.Module):
+    """Statistics and normalisation in float32, cast back, then the weight in the input's dtype (the order matters in bf16)."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+
+
+class Rope:
+    """Rotary positions, half-split pairs (j, j + D/2).
+
+    With `sections` = (T, H, W) pairs, three position rows are interleaved over the D/2 frequency pairs: pair j turns by H
+    when j % 3 == 1 and j < 3 * sections[1], by W when j % 3 == 2 and j < 3 * sections[2], else by T (Qwen3-VL). Equal rows
+    reduce to the ordinary kind.
+    """
+
+    def __init__(self, head_dim: int, theta: float, sections: tuple[int, int, int] | None = None) -> None:
+        half = head_dim // 2
+        # Kept as plain tensors, not buffers: a model built on the meta device must not lose them.
+        self._rates = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim)
+        axis = [0] * half
+        if sections is not None:
+            for j in range(half):
+                if j % 3 and j < 3 * sections[j % 3]:
+                    axis[j] = j % 3
+        self._axis = torch.tensor(axis, device="cpu")
+        self._on: dict[torch.device, tuple[Tensor, Tensor]] = {}
+
+    def tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """positions int [N] or [3, N] -> (cos, sin), each [N, D] in dtype; angles are computed in float32."""
+        if positions.device not in self._on:
+            self._on[positions.device] = (self._rates.to(positions.device), self._axis.to(positions.device))
+        rates, axis = self._on[positions.device]
+        if positions.dim() == 1:
+            angles = positions.float()[:, None] * rates
+        else:
+            angles = positions.float()[axis].T * rates
+        angles = torch.cat((angles, angles), dim=-1)
+        return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [N, heads, D] turned by cos, sin [N, D]."""
+    half = x.shape[-1] // 2
+    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+    return x * cos[:, None] + turned * sin[:, None]
+
+
+class SwiGLU(nn.Module):
+    def __init__(self, hidden: int, intermediate: int) -> None:
+        super().__init__()
+        self.gate_up_proj = StackedLinear(hidden, {"gate_proj": intermediate, "up_proj": intermediate})
+        self.down_proj = nn.Linear(intermediate, hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up_proj.split(self.gate_up_proj(x))
+        return self.down_proj(F.silu(gate) * up)
+
+
+class DenseKV:
+    """Keys and values of B sequences of equal length, whole or grown step by step. For the code predictor and for tests.
+
+    Rows of a step are sequence-major: B sequences of T rows each. Call `advance` after every forward.
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        batch: int,
+        capacity: int,
+        kv_heads: int,
+        head_dim: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        shape = (layers, batch, kv_heads, capacity, head_dim)
+        self.keys = torch.empty(shape, dtype=dtype, device=device)
+        self.values = torch.empty(shape, dtype=dtype, device=device)
+        self.batch, self.length, self._step = batch, 0, 0
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        rows, heads, dim = q.shape
+        steps, start = rows // self.batch, self.length
+        stop = start + steps
+
+        def by_sequence(x: Tensor) -> Tensor:
+            return x.view(self.batch, steps, -1, dim).transpose(1, 2)
+
+        self.keys[layer, :, :, start:stop] = by_sequence(k)
+        self.values[layer, :, :, start:stop] = by_sequence(v)
+        mask = None
+        if steps > 1:
+            mask = torch.ones(steps, stop, dtype=torch.bool, device=q.device).tril(start)
+        out = F.scaled_dot_product_attention(
+            by_sequence(q),
+            self.keys[layer, :, :, :stop],
+            self.values[layer, :, :, :stop],
+            attn_mask=mask,
+            enable_gqa=True,
+        )
+        self._step = steps
+        return out.transpose(1, 2).reshape(rows, heads, dim)
+
+    def advance(self) -> None:
+        self.length += self._step
+
+    def reset(self) -> None:
+        self.length = 0

@@ -1,0 +1,114 @@
+"""THE decoder: one Qwen3 implementation for ASR, AURA, the Talker and its code predictor.
+
+Takes embeddings and positions, returns the final-normed hidden rows. Embedding tables, heads, sampling and caches are
+outside, because only they differ between the four.
+
+    hidden = decoder(x, positions, kv)            # x [N, H] of all sequences of the step, one after another
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from aura_omni.models.layers import KeyValues, RMSNorm, Rope, SwiGLU, rotate
+from aura_omni.models.weights import StackedLinear
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rms_eps: float
+    rope_theta: float
+    mrope_section: tuple[int, int, int] | None = None
+
+    @classmethod
+    def from_json(cls, text: Mapping[str, Any], *, mrope: bool = False) -> DecoderConfig:
+        """From a published config.json section. mrope=True only where the three position rows can differ (AURA).
+
+        Newer files keep rope settings in `rope_parameters`, older ones in `rope_theta` and `rope_scaling`.
+        """
+        rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+        section = rope.get("mrope_section") if mrope else None
+        return cls(
+            layers=text["num_hidden_layers"],
+            hidden=text["hidden_size"],
+            intermediate=text["intermediate_size"],
+            heads=text["num_attention_heads"],
+            kv_heads=text["num_key_value_heads"],
+            head_dim=text["head_dim"],
+            rms_eps=text["rms_norm_eps"],
+            rope_theta=text.get("rope_theta") or rope["rope_theta"],
+            mrope_section=None if section is None else (section[0], section[1], section[2]),
+        )
+
+
+class Attention(nn.Module):
+    def __init__(self, config: DecoderConfig, layer: int) -> None:
+        super().__init__()
+        self.layer, self.heads, self.kv_heads, self.head_dim = layer, config.heads, config.kv_heads, config.head_dim
+        wide, narrow = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        self.qkv_proj = StackedLinear(config.hidden, {"q_proj": wide, "k_proj": narrow, "v_proj": narrow})
+        self.o_proj = nn.Linear(wide, config.hidden, bias=False)
+        self.q_norm = RMSNorm(config.head_dim, config.rms_eps)
+        self.k_norm = RMSNorm(config.head_dim, config.rms_eps)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: KeyValues) -> Tensor:
+        rows = x.shape[0]
+        q, k, v = self.qkv_proj.split(self.qkv_proj(x))
+        q = rotate(self.q_norm(q.view(rows, self.heads, self.head_dim)), cos, sin)
+        k = rotate(self.k_norm(k.view(rows, self.kv_heads, self.head_dim)), cos, sin)
+        out = kv.attend(self.layer, q, k, v.view(rows, self.kv_heads, self.head_dim))
+        return self.o_proj(out.reshape(rows, -1))
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, config: DecoderConfig, layer: int) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden, config.rms_eps)
+        self.self_attn = Attention(config, layer)
+        self.post_attention_layernorm = RMSNorm(config.hidden, config.rms_eps)
+        self.mlp = SwiGLU(config.hidden, config.intermediate)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: KeyValues) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, kv)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Decoder(nn.Module):
+    """Published names: `layers.N...`, `norm.weight`."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.rope = Rope(config.head_dim, config.rope_theta, config.mrope_section)
+        self.layers = nn.ModuleList(DecoderLayer(config, n) for n in range(config.layers))
+        self.norm = RMSNorm(config.hidden, config.rms_eps)
+
+    def forward(
+        self, x: Tensor, positions: Tensor, kv: KeyValues, adds: Sequence[Tensor] = (), add_rows: Tensor | None = None
+    ) -> Tensor:
+        """x [N, H] embeddings; positions int64 [N] or [3, N] (T, H, W) -> final-normed hidden [N, H].
+
+        adds: `adds[k]` [R, H] is added to rows `add_rows` int64 [R] of the residual stream after layer k (deepstack features).
+        """
+        cos, sin = self.rope.tables(positions, x.dtype)
+        for number, layer in enumerate(self.layers):
+            x = layer(x, cos, sin, kv)
+            if number < len(adds):
+                assert add_rows is not None
+                x = x.index_add(0, add_rows, adds[number])
+        out: Tensor = self.norm(x)
+        return out
+
+    def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
+        return 2 * self.config.layers * self.config.kv_heads * self.config.head_dim * dtype.itemsize
