@@ -112,7 +112,7 @@ class Sampling:
         return replace(self, **checked_sampling(changes))
 
 
-_LIMITS: dict[str, tuple[type | tuple[type, ...], float, float]] = {
+_LIMITS: dict[str, tuple[Any, float, float]] = {
     "temperature": ((int, float), 0.0, 100.0),
     "top_p": ((int, float), 0.0, 1.0),
     "top_k": (int, -1, 2**31),

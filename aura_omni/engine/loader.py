@@ -1,0 +1,163 @@
+"""Reading published checkpoints: safetensors and JSON, nothing else. No remote code, no pickle, `auto_map` is ignored.
+
+    checkpoint = Checkpoint.find("Qwen/Qwen3-ASR-1.7B")       # a folder, or a hub id
+    config = checkpoint.json("config.json")
+    checkpoint.load(network, layout, device=device, dtype=torch.bfloat16)
+
+A missing, unused or misshaped tensor is an error that names it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import nn
+
+from aura_omni.errors import CheckpointError
+from aura_omni.models.weights import Layout, Prepared, Slot, slots
+
+_NEEDED = ["*.json", "*.safetensors", "*.txt", "*/*.json", "*/*.safetensors"]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One folder in the published layout. `name` is what errors and logs call it."""
+
+    folder: Path
+    name: str
+
+    @classmethod
+    def find(cls, source: str, *, revision: str | None = None) -> Checkpoint:
+        """source: a local folder, or a hub id ("owner/name"), which is downloaded into the hub's cache."""
+        if Path(source).expanduser().is_dir():
+            return cls(Path(source).expanduser(), source)
+        if source.count("/") != 1 or source.startswith((".", "/", "~")):
+            raise CheckpointError(f"checkpoint {source!r} is neither a folder nor a hub id of the form owner/name")
+        from huggingface_hub import snapshot_download  # only here: a local start needs no hub client
+        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+        try:
+            return cls(Path(snapshot_download(source, revision=revision, allow_patterns=_NEEDED)), source)
+        except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+            raise CheckpointError(
+                f"checkpoint {source!r} could not be fetched from the hub ({type(error).__name__}). "
+                "Give a local folder, or log in if the repository is gated."
+            ) from error
+
+    def sub(self, name: str) -> Checkpoint:
+        return Checkpoint(self.folder / name, f"{self.name}/{name}")
+
+    def has(self, name: str) -> bool:
+        return (self.folder / name).is_file()
+
+    def json(self, name: str, *, default: dict[str, Any] | None = None) -> dict[str, Any]:
+        path = self.folder / name
+        if not path.is_file():
+            if default is not None:
+                return default
+            raise CheckpointError(f"checkpoint {self.name} has no {name}")
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"{name} of checkpoint {self.name} is not valid JSON: {error}") from error
+        if not isinstance(content, dict):
+            raise CheckpointError(f"{name} of checkpoint {self.name} holds {type(content).__name__}, not an object")
+        return content
+
+    def tensors(self) -> dict[str, Path]:
+        """Published tensor name -> the file that holds it, over all *.safetensors of the folder (or of its index)."""
+        index = self.json("model.safetensors.index.json", default={})
+        files = sorted({self.folder / name for name in index.get("weight_map", {}).values()}) or sorted(
+            self.folder.glob("*.safetensors")
+        )
+        if not files:
+            raise CheckpointError(f"checkpoint {self.name} has no *.safetensors file")
+        found: dict[str, Path] = {}
+        for file in files:
+            if not file.is_file():
+                raise CheckpointError(f"checkpoint {self.name} lacks the file {file.name} that its index names")
+            with safe_open(file, framework="pt") as tensors:
+                found.update(dict.fromkeys(tensors.keys(), file))
+        return found
+
+    def load(
+        self,
+        network: nn.Module,
+        layout: Layout,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        own: str = "",
+    ) -> None:
+        """Fill `network` (built on the meta device or not) and move it to device and dtype, then `prepare` its tables.
+
+        own: a prefix; published tensors that do not start with it belong to another network of the same file and are not
+        counted as unused. Integer tensors keep their dtype.
+        Raises CheckpointError naming the missing, unused or misshaped tensors (the first few of each).
+        """
+        where = self.tensors()
+        wanted = list(slots(network, layout))
+        self._check_names(where, wanted, layout, own)
+        state = network.state_dict()
+        filled: dict[str, torch.Tensor] = {}
+        wrong: list[str] = []
+        for file in sorted(set(where.values())):
+            with safe_open(file, framework="pt") as tensors:
+                for slot in wanted:
+                    if where[slot.published] != file:
+                        continue
+                    shape = tuple(tensors.get_slice(slot.published).get_shape())
+                    target = state[slot.ours]
+                    rows = target.shape[0] if slot.stop is None and target.dim() else (slot.stop or 0) - slot.start
+                    expected = (rows, *target.shape[1:]) if target.dim() else ()
+                    if shape != expected:
+                        wrong.append(f"{slot.published} is {list(shape)}, the configuration asks for {list(expected)}")
+                        continue
+                    value = tensors.get_tensor(slot.published)
+                    into = filled.get(slot.ours)
+                    if into is None:
+                        kind = dtype if target.is_floating_point() else target.dtype
+                        into = filled[slot.ours] = torch.empty(target.shape, dtype=kind, device=device)
+                    (into if slot.stop is None else into[slot.start : slot.stop]).copy_(value)
+        if wrong:
+            raise CheckpointError(f"checkpoint {self.name}: {_few(wrong)}")
+        network.load_state_dict(filled, strict=True, assign=True)
+        network.requires_grad_(False).eval()
+        for part in network.modules():
+            if isinstance(part, Prepared):
+                part.prepare()
+
+    def _check_names(self, where: dict[str, Path], wanted: list[Slot], layout: Layout, own: str) -> None:
+        names = {slot.published for slot in wanted}
+        missing = sorted(names - set(where))
+        ignored = [re.compile(pattern) for pattern in layout.ignore]
+        unused = sorted(
+            name
+            for name in set(where) - names
+            if name.startswith(own) and not any(pattern.fullmatch(name) for pattern in ignored)
+        )
+        if missing or unused:
+            parts = [f"missing {_few(missing)}"] if missing else []
+            parts += [f"unused {_few(unused)}"] if unused else []
+            raise CheckpointError(f"checkpoint {self.name} does not fit its configuration: {'; '.join(parts)}")
+
+
+def _few(items: Iterable[str], limit: int = 5) -> str:
+    items = list(items)
+    more = f" and {len(items) - limit} more" if len(items) > limit else ""
+    return ", ".join(items[:limit]) + more
+
+
+def weight_bytes(network: nn.Module, dtype: torch.dtype) -> int:
+    """What the network's weights will take on the device, from its shapes alone (it may be on the meta device)."""
+    return sum(
+        value.numel() * (dtype.itemsize if value.is_floating_point() else value.element_size())
+        for value in network.state_dict().values()
+    )

@@ -1,0 +1,54 @@
+"""What the runner asks of an autoregressive stage, and what the engine asks of any stage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from aura_omni.engine.sequence import Batch, Sequence
+from aura_omni.models.layers import KeyValues
+from aura_omni.models.qwen3 import DecoderConfig
+
+
+class StageModel(Protocol):
+    """The networks of one autoregressive stage. Lives on one device; used on the engine thread only."""
+
+    decoder_config: DecoderConfig
+    device: torch.device
+    dtype: torch.dtype
+    stop_ids: frozenset[int]
+    penalise_prompt: bool  # repetition penalty counts prompt tokens too (language models: yes, Talker: no)
+
+    def forward(self, batch: Batch, kv: KeyValues) -> Tensor:
+        """Embed the batch's rows (text, media, codes: the stage's business), run the decoder: hidden [rows, H], final-normed."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [B, H] -> float32 [B, V], with what the stage never allows already at -inf."""
+        ...
+
+    def advance(self, sequences: Seq[Sequence], hidden: Tensor, ids: Tensor) -> list[Any]:
+        """After sampling: hidden [B, H] and ids int64 [B] of the sequences that go on (not of those that just stopped).
+
+        Returns what each sequence's on_output gets. The Talker runs its code predictor here and prepares the next row.
+        """
+        ...
+
+
+class Runner(Protocol):
+    """A stage as the engine's loop sees it. All calls come from the engine thread."""
+
+    def step(self) -> bool:
+        """Do one step if there is work. Returns whether there was. Errors of one request end that request only."""
+        ...
+
+    def abort_all(self, error: Exception) -> None:
+        """End every request with reason "error"."""
+        ...
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if pages, slots or states are lost, shared wrongly or left over."""
+        ...

@@ -1,0 +1,112 @@
+"""Text to token ids and back, for one checkpoint.
+
+Control tokens enter a prompt by id only (`ids["<|im_start|>"]`). Text from users, ASR and history goes through `encode`,
+which knows no control tokens: "<|im_end|>" in it is seven ordinary characters and can inject nothing.
+"""
+
+from __future__ import annotations
+
+import json
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from aura_omni.engine.loader import Checkpoint
+from aura_omni.errors import CheckpointError
+
+# How Qwen2 splits text before byte-pair merging; part of the published tokenizer.json.
+_QWEN_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+class TextTokenizer:
+    def __init__(self, full: Tokenizer, name: str) -> None:
+        self._full = full
+        self._name = name
+        plain = json.loads(full.to_str())
+        plain["added_tokens"] = []
+        plain["post_processor"] = None
+        self._plain = Tokenizer.from_str(json.dumps(plain))
+        self.added: dict[int, AddedToken] = dict(full.get_added_tokens_decoder())
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint) -> TextTokenizer:
+        """From tokenizer.json, or from vocab.json + merges.txt + tokenizer_config.json (as Qwen3-TTS ships it)."""
+        if checkpoint.has("tokenizer.json"):
+            return cls(Tokenizer.from_file(str(checkpoint.folder / "tokenizer.json")), checkpoint.name)
+        if not (checkpoint.has("vocab.json") and checkpoint.has("merges.txt")):
+            raise CheckpointError(
+                f"checkpoint {checkpoint.name} has neither tokenizer.json nor vocab.json and merges.txt"
+            )
+        vocab, merges = models.BPE.read_file(
+            str(checkpoint.folder / "vocab.json"), str(checkpoint.folder / "merges.txt")
+        )
+        full = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+        full.normalizer = normalizers.NFC()
+        full.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(_QWEN_SPLIT), "isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+        full.decoder = decoders.ByteLevel()
+        added = checkpoint.json("tokenizer_config.json").get("added_tokens_decoder", {})
+        for token_id, token in sorted(added.items(), key=lambda item: int(item[0])):
+            full.add_tokens([AddedToken(token["content"], normalized=False, special=token.get("special", False))])
+            if full.token_to_id(token["content"]) != int(token_id):
+                raise CheckpointError(
+                    f"checkpoint {checkpoint.name}: added token {token['content']!r} does not get its id {token_id}"
+                )
+        return cls(full, checkpoint.name)
+
+    @property
+    def size(self) -> int:
+        return self._full.get_vocab_size(with_added_tokens=True)
+
+    def id(self, token: str) -> int:
+        """The id of a control token. Raises CheckpointError when the tokenizer has none."""
+        found = self._full.token_to_id(token)
+        if found is None:
+            raise CheckpointError(f"the tokenizer of {self._name} has no token {token!r}, which this stage needs")
+        return found
+
+    def find(self, token: str) -> int | None:
+        return self._full.token_to_id(token)
+
+    def encode(self, text: str) -> list[int]:
+        """Ordinary text; control tokens spelled out in it stay ordinary text."""
+        return self._plain.encode(text, add_special_tokens=False).ids
+
+    def decode(self, ids: list[int]) -> str:
+        """Text of ids; control tokens and ids beyond the vocabulary come out as nothing, incomplete UTF-8 as U+FFFD."""
+        return self._plain.decode([token for token in ids if token not in self.added], skip_special_tokens=False)
+
+
+class Detokenizer:
+    """Ids in, text deltas out. A delta never ends inside a character, and joined deltas equal `decode` of all ids."""
+
+    _CONTEXT = 6  # ids decoded again with the new one, so that joints come out as in the whole
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []
+        self._start = 0  # first id of the window
+        self._sent = 0  # ids whose text is out
+
+    def push(self, token: int) -> str:
+        self._ids.append(token)
+        before = self._tokenizer.decode(self._ids[self._start : self._sent])
+        now = self._tokenizer.decode(self._ids[self._start :])
+        if now.endswith("�"):
+            return ""
+        self._sent = len(self._ids)
+        self._start = max(self._start, self._sent - self._CONTEXT)
+        return now[len(before) :]
+
+    def flush(self) -> str:
+        """What is still held back, incomplete characters as U+FFFD."""
+        before = self._tokenizer.decode(self._ids[self._start : self._sent])
+        now = self._tokenizer.decode(self._ids[self._start :])
+        self._sent = len(self._ids)
+        self._start = self._sent
+        return now[len(before) :]
