@@ -17,6 +17,7 @@ AuraError                     500  internal_error
 │   └── CheckpointError       500  checkpoint_error       missing, unused or misshaped weights, bad config.json
 ├── Unavailable               503  unavailable            starting, stopping
 └── EngineError               500  engine_error           a stage failed; the turn ends with reason "error"
+    └── CodeOutOfRange        500  code_out_of_range      Code2Wav was handed a code that no codebook has
 
 A message names the value, the limit and the way out. `param` names the part of the request, for example
 `messages[0].content[1].audio_url`.
@@ -100,3 +101,7 @@ class Unavailable(AuraError):
 
 class EngineError(AuraError):
     code = "engine_error"
+
+
+class CodeOutOfRange(EngineError):
+    code = "code_out_of_range"

@@ -6,8 +6,6 @@ any age. Streamed audio equals whole audio up to the rounding of the dtype, howe
 
     state = decoder.new_state(8)                     # 8 slots
     samples = decoder.step(codes, state, slots)      # int64 [B, T, 16], int64 [B] -> float32 [B, T * 1920]
-
-Activations are time-major, [B, T, C]: what a channels-last kernel reads, and what linear layers and norms want anyway.
 """
 
 from __future__ import annotations
@@ -21,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from aura_omni.models.codec_layers import CausalConv, CausalUpsample, LayerScale, SnakeBeta
+from aura_omni.models.codec_state import CodecState, StatePlan, StepMemory
 from aura_omni.models.layers import RMSNorm, Rope, SwiGLU, rotate
 from aura_omni.models.weights import Layout, Prepared, StackedLinear
 
@@ -96,85 +96,6 @@ class CodecConfig:
         return made
 
 
-# ---------------------------------------------------------------- what a stream remembers
-
-
-@dataclass(frozen=True, slots=True)
-class Tail:
-    """The last `rows` inputs of one layer, as elements [start, stop) of a stream's row of the state."""
-
-    rows: int
-    channels: int
-    start: int
-
-    @property
-    def stop(self) -> int:
-        return self.start + self.rows * self.channels
-
-
-class StatePlan:
-    """Gives every layer its place in a stream's row of the state."""
-
-    def __init__(self) -> None:
-        self.size = 0
-
-    def reserve(self, rows: int, channels: int) -> Tail:
-        tail = Tail(rows, channels, self.size)
-        self.size = tail.stop
-        return tail
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class CodecSnapshot:
-    """A copy of one stream's state: row [E] of the network's dtype, frames int64 []."""
-
-    row: Tensor
-    frames: Tensor
-
-
-class CodecState:
-    """The streams' memory: rows [slots, E] of the network's dtype, frames int64 [slots] (decoded so far).
-
-    Its size does not grow with the length of a stream: 1,298,496 elements at published dimensions, 2.6 MB in bfloat16
-    and 5.2 MB in float32, nine tenths of it keys and values. Zeros are a stream that has decoded nothing.
-    """
-
-    def __init__(self, slots: int, size: int, *, dtype: torch.dtype, device: torch.device) -> None:
-        self.rows = torch.zeros(slots, size, dtype=dtype, device=device)
-        self.frames = torch.zeros(slots, dtype=torch.int64, device=device)
-
-    @torch.inference_mode()
-    def clear(self, slot: int) -> None:
-        self.rows[slot].zero_()
-        self.frames[slot].zero_()
-
-    @torch.inference_mode()
-    def snapshot(self, slot: int) -> CodecSnapshot:
-        return CodecSnapshot(self.rows[slot].clone(), self.frames[slot].clone())
-
-    @torch.inference_mode()
-    def restore(self, slot: int, snapshot: CodecSnapshot) -> None:
-        self.rows[slot].copy_(snapshot.row)
-        self.frames[slot].copy_(snapshot.frames)
-
-
-class _Step:
-    """The memory of the streams of one step, in the order of `slots`; no slot may occur twice."""
-
-    def __init__(self, state: CodecState, slots: Tensor) -> None:
-        self._rows, self._slots = state.rows, slots
-        self._old = state.rows.index_select(0, slots)
-
-    def extend(self, tail: Tail, x: Tensor) -> Tensor:
-        """x [B, T, C] -> [B, rows + T, C], led by the inputs of earlier steps. Remembers the last rows for the next."""
-        if not tail.rows:
-            return x
-        shape = (-1, tail.rows, tail.channels)
-        joined = torch.cat((self._old[:, tail.start : tail.stop].view(shape), x), dim=1)
-        self._rows[:, tail.start : tail.stop].view(shape).index_copy_(0, self._slots, joined[:, -tail.rows :])
-        return joined
-
-
 @dataclass(frozen=True, slots=True)
 class _Reach:
     """What attention needs of one step: cos, sin [B*T, D]; mask bool [B, 1, T, window - 1 + T]."""
@@ -185,93 +106,6 @@ class _Reach:
 
 
 # ---------------------------------------------------------------- layers
-
-
-class CausalConv(Prepared):
-    """Convolution over the present and the past, x [B, T, in] -> [B, T, out]."""
-
-    def __init__(
-        self, plan: StatePlan, inputs: int, outputs: int, kernel: int, *, dilation: int = 1, groups: int = 1
-    ) -> None:
-        super().__init__()
-        self.conv = nn.Conv1d(inputs, outputs, kernel, dilation=dilation, groups=groups)
-        self.tail = plan.reserve((kernel - 1) * dilation, inputs)
-
-    def prepare(self) -> None:
-        # Same shape, memory ordered [out, kernel, in], as channels-last kernels read it.
-        weight = self.conv.weight.detach().transpose(1, 2).contiguous().transpose(1, 2)
-        self.conv.weight = nn.Parameter(weight, requires_grad=False)
-
-    def forward(self, x: Tensor, step: _Step) -> Tensor:
-        conv = self.conv
-        # As an image of height 1: [B, C, 1, T] over time-major memory is channels-last without a copy.
-        image = step.extend(self.tail, x).transpose(1, 2).unsqueeze(2)
-        out = F.conv2d(image, conv.weight.unsqueeze(2), conv.bias, dilation=(1, conv.dilation[0]), groups=conv.groups)
-        return out.squeeze(2).transpose(1, 2)
-
-
-class CausalUpsample(Prepared):
-    """Transposed convolution whose kernel is `reach` strides long, cut to x [B, T, in] -> [B, T * rate, out].
-
-    Output sample j of input t is the sum of tap m * rate + j applied to input t - m, so it is `reach` matrix products over
-    the present and past inputs. Remembering inputs instead of half-summed outputs keeps the bias out of the memory.
-    """
-
-    bias: Tensor
-
-    def __init__(self, plan: StatePlan, inputs: int, outputs: int, rate: int, *, reach: int) -> None:
-        super().__init__()
-        self.conv = nn.ConvTranspose1d(inputs, outputs, reach * rate, stride=rate)
-        self.rate, self.outputs, self.reach = rate, outputs, reach
-        self.tail = plan.reserve(reach - 1, inputs)
-
-    def prepare(self) -> None:
-        # Same shape, memory ordered [tap, out, in], so that the taps of one input are one matrix.
-        weight = self.conv.weight.detach().permute(2, 1, 0).contiguous().permute(2, 1, 0)
-        self.conv.weight = nn.Parameter(weight, requires_grad=False)
-        assert self.conv.bias is not None
-        self.register_buffer("bias", self.conv.bias.detach().repeat(self.rate), persistent=False)
-
-    def forward(self, x: Tensor, step: _Step) -> Tensor:
-        batch, count, inputs = x.shape
-        matrices = self.conv.weight.permute(2, 1, 0).view(self.reach, self.rate * self.outputs, inputs)
-        seen = step.extend(self.tail, x)
-        out = F.linear(x, matrices[0], self.bias)
-        for back in range(1, self.reach):
-            start = self.reach - 1 - back
-            out = out + F.linear(seen[:, start : start + count], matrices[back])
-        return out.view(batch, count * self.rate, self.outputs)
-
-
-class SnakeBeta(Prepared):
-    """x + sin(x * e^alpha)^2 / e^beta, per channel of x [B, T, C]."""
-
-    rate: Tensor
-    gain: Tensor
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.alpha = nn.Parameter(torch.zeros(channels))
-        self.beta = nn.Parameter(torch.zeros(channels))
-
-    def prepare(self) -> None:
-        dtype = self.alpha.dtype
-        wide = torch.promote_types(dtype, torch.float32)
-        self.register_buffer("rate", self.alpha.detach().to(wide).exp().to(dtype), persistent=False)
-        gain = 1.0 / (self.beta.detach().to(wide).exp() + 1e-9)
-        self.register_buffer("gain", gain.to(dtype), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.addcmul(x, (x * self.rate).sin_().square_(), self.gain)
-
-
-class LayerScale(nn.Module):
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(channels))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.scale * x
 
 
 class _Codebook(nn.Module):
@@ -338,7 +172,7 @@ class _Attention(nn.Module):
         self.keys = plan.reserve(config.window - 1, width)
         self.values = plan.reserve(config.window - 1, width)
 
-    def forward(self, x: Tensor, step: _Step, reach: _Reach) -> Tensor:
+    def forward(self, x: Tensor, memory: StepMemory, reach: _Reach) -> Tensor:
         batch, count, _ = x.shape
         q, k, v = self.qkv_proj.split(self.qkv_proj(x))
         by_row = (batch * count, self.heads, self.head_dim)
@@ -346,8 +180,8 @@ class _Attention(nn.Module):
         k = rotate(k.reshape(by_row), reach.cos, reach.sin)
         out = F.scaled_dot_product_attention(
             self._by_head(q.view(batch, count, -1)),
-            self._by_head(step.extend(self.keys, k.view(batch, count, -1))),
-            self._by_head(step.extend(self.values, v)),
+            self._by_head(memory.extend(self.keys, k.view(batch, count, -1))),
+            self._by_head(memory.extend(self.values, v)),
             attn_mask=reach.mask,
         )
         return self.o_proj(out.transpose(1, 2).reshape(batch, count, -1))
@@ -367,8 +201,8 @@ class _TransformerLayer(nn.Module):
         self.mlp = SwiGLU(config.hidden, config.intermediate)
         self.mlp_layer_scale = LayerScale(config.hidden)
 
-    def forward(self, x: Tensor, step: _Step, reach: _Reach) -> Tensor:
-        x = x + self.self_attn_layer_scale(self.self_attn(self.input_layernorm(x), step, reach))
+    def forward(self, x: Tensor, memory: StepMemory, reach: _Reach) -> Tensor:
+        x = x + self.self_attn_layer_scale(self.self_attn(self.input_layernorm(x), memory, reach))
         return x + self.mlp_layer_scale(self.mlp(self.post_attention_layernorm(x)))
 
 
@@ -382,12 +216,12 @@ class _Transformer(nn.Module):
         self.norm = RMSNorm(config.hidden, config.rms_eps)
         self.output_proj = nn.Linear(config.hidden, config.latent)
 
-    def forward(self, x: Tensor, step: _Step, first: Tensor) -> Tensor:
+    def forward(self, x: Tensor, memory: StepMemory, first: Tensor) -> Tensor:
         """x [B, T, latent]; first int64 [B]: the position of each stream's first row."""
         x = self.input_proj(x)
         reach = self._reach(x, first)
         for layer in self.layers:
-            x = layer(x, step, reach)
+            x = layer(x, memory, reach)
         return self.output_proj(self.norm(x))
 
     def _reach(self, x: Tensor, first: Tensor) -> _Reach:
@@ -409,9 +243,21 @@ class _ConvNeXt(nn.Module):
         self.pwconv2 = nn.Linear(4 * channels, channels)
         self.gamma = nn.Parameter(torch.ones(channels))
 
-    def forward(self, x: Tensor, step: _Step) -> Tensor:
-        inner = self.pwconv1(self.norm(self.dwconv(x, step)))
+    def forward(self, x: Tensor, memory: StepMemory) -> Tensor:
+        inner = self.pwconv1(self.norm(self.dwconv(x, memory)))
         return x + self.gamma * self.pwconv2(F.gelu(inner))
+
+
+class _LatentBlock(nn.ModuleList):
+    """Published as a list of two: the upsampling and the refinement."""
+
+    def __init__(self, plan: StatePlan, channels: int, rate: int) -> None:
+        super().__init__([CausalUpsample(plan, channels, channels, rate, reach=1), _ConvNeXt(plan, channels)])
+
+    def forward(self, x: Tensor, memory: StepMemory) -> Tensor:
+        for layer in self:
+            x = layer(x, memory)
+        return x
 
 
 class _ResidualUnit(nn.Module):
@@ -422,8 +268,8 @@ class _ResidualUnit(nn.Module):
         self.act2 = SnakeBeta(channels)
         self.conv2 = CausalConv(plan, channels, channels, 1)
 
-    def forward(self, x: Tensor, step: _Step) -> Tensor:
-        return x + self.conv2(self.act2(self.conv1(self.act1(x), step)), step)
+    def forward(self, x: Tensor, memory: StepMemory) -> Tensor:
+        return x + self.conv2(self.act2(self.conv1(self.act1(x), memory)), memory)
 
 
 class _WaveBlock(nn.Module):
@@ -433,11 +279,11 @@ class _WaveBlock(nn.Module):
         units = (_ResidualUnit(plan, outputs, dilation) for dilation in _RESIDUAL_DILATIONS)
         self.block = nn.ModuleList([SnakeBeta(inputs), CausalUpsample(plan, inputs, outputs, rate, reach=2), *units])
 
-    def forward(self, x: Tensor, step: _Step) -> Tensor:
+    def forward(self, x: Tensor, memory: StepMemory) -> Tensor:
         activate, upsample, *units = self.block
-        x = upsample(activate(x), step)
+        x = upsample(activate(x), memory)
         for unit in units:
-            x = unit(x, step)
+            x = unit(x, memory)
         return x
 
 
@@ -455,10 +301,7 @@ class CodecDecoder(nn.Module):
         self.quantizer = Quantizer(config)
         self.pre_conv = CausalConv(plan, config.codebook_dim, latent, 3)
         self.pre_transformer = _Transformer(plan, config)
-        self.upsample = nn.ModuleList(
-            nn.ModuleList([CausalUpsample(plan, latent, latent, rate, reach=1), _ConvNeXt(plan, latent)])
-            for rate in config.latent_rates
-        )
+        self.upsample = nn.ModuleList(_LatentBlock(plan, latent, rate) for rate in config.latent_rates)
         blocks = [_WaveBlock(plan, width >> n, rate) for n, rate in enumerate(config.wave_rates)]
         last = width >> len(blocks)
         self.decoder = nn.ModuleList(
@@ -483,8 +326,8 @@ class CodecDecoder(nn.Module):
         slots  int64 [B], each at most once: where in `state` the streams are, of any age
         returns float32 [B, T * 1920] mono in [-1, 1] at 24 kHz: a delta, of exactly these frames
         """
-        step = _Step(state, slots)
-        return self._samples(self._latents(codes, state, slots, step), step)
+        memory = StepMemory(state, slots)
+        return self._samples(self._latents(codes, state, slots, memory), memory)
 
     @torch.inference_mode()
     def prime(self, codes: Tensor, state: CodecState, slots: Tensor) -> None:
@@ -492,9 +335,9 @@ class CodecDecoder(nn.Module):
 
         Only the last frames go through the waveform half, which remembers no more than those.
         """
-        step = _Step(state, slots)
-        latents = self._latents(codes, state, slots, step)
-        self._samples(latents[:, -self.memory_frames :], step)
+        memory = StepMemory(state, slots)
+        latents = self._latents(codes, state, slots, memory)
+        self._samples(latents[:, -self.memory_frames :], memory)
 
     def whole(self, codes: Tensor) -> Tensor:
         """All frames of B utterances at once: codes int64 [B, T, Q] -> float32 [B, T * 1920]."""
@@ -513,18 +356,17 @@ class CodecDecoder(nn.Module):
             back = math.ceil((back + kernel) / rate)
         return back
 
-    def _latents(self, codes: Tensor, state: CodecState, slots: Tensor, step: _Step) -> Tensor:
+    def _latents(self, codes: Tensor, state: CodecState, slots: Tensor, memory: StepMemory) -> Tensor:
         first = state.frames.index_select(0, slots)
         state.frames.index_copy_(0, slots, first + codes.shape[1])
-        return self.pre_transformer(self.pre_conv(self.quantizer(codes), step), step, first)
+        return self.pre_transformer(self.pre_conv(self.quantizer(codes), memory), memory, first)
 
-    def _samples(self, x: Tensor, step: _Step) -> Tensor:
-        for stage in self.upsample:
-            for layer in stage:
-                x = layer(x, step)
+    def _samples(self, x: Tensor, memory: StepMemory) -> Tensor:
+        for block in self.upsample:
+            x = block(x, memory)
         enter, *blocks, activate, leave = self.decoder
-        x = enter(x, step)
+        x = enter(x, memory)
         for block in blocks:
-            x = block(x, step)
-        x = leave(activate(x), step).squeeze(2)
+            x = block(x, memory)
+        x = leave(activate(x), memory).squeeze(2)
         return x.to(torch.promote_types(x.dtype, torch.float32)).clamp(-1.0, 1.0)

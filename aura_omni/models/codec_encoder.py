@@ -19,7 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aura_omni.models.codec import LayerScale, require
+from aura_omni.models.codec import require
+from aura_omni.models.codec_layers import LayerScale
 from aura_omni.models.layers import Rope, rotate
 from aura_omni.models.weights import Layout, Prepared, StackedLinear
 

@@ -1,0 +1,100 @@
+"""The causal layers of Code2Wav, each over x [B, T, C] and what its stream remembers.
+
+Time-major activations: they are what a channels-last convolution reads, and what linear layers and norms want anyway.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from aura_omni.models.codec_state import StatePlan, StepMemory
+from aura_omni.models.weights import Prepared
+
+
+class CausalConv(Prepared):
+    """Convolution over the present and the past, x [B, T, in] -> [B, T, out]."""
+
+    def __init__(
+        self, plan: StatePlan, inputs: int, outputs: int, kernel: int, *, dilation: int = 1, groups: int = 1
+    ) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(inputs, outputs, kernel, dilation=dilation, groups=groups)
+        self.tail = plan.reserve((kernel - 1) * dilation, inputs)
+
+    def prepare(self) -> None:
+        # Same shape, memory ordered [out, kernel, in], as channels-last kernels read it.
+        weight = self.conv.weight.detach().transpose(1, 2).contiguous().transpose(1, 2)
+        self.conv.weight = nn.Parameter(weight, requires_grad=False)
+
+    def forward(self, x: Tensor, memory: StepMemory) -> Tensor:
+        conv = self.conv
+        # As an image of height 1: [B, C, 1, T] over time-major memory is channels-last without a copy.
+        image = memory.extend(self.tail, x).transpose(1, 2).unsqueeze(2)
+        out = F.conv2d(image, conv.weight.unsqueeze(2), conv.bias, dilation=(1, conv.dilation[0]), groups=conv.groups)
+        return out.squeeze(2).transpose(1, 2)
+
+
+class CausalUpsample(Prepared):
+    """Transposed convolution whose kernel is `reach` strides long, cut to x [B, T, in] -> [B, T * rate, out].
+
+    Output sample j of input t is the sum of tap m * rate + j applied to input t - m, so it is `reach` matrix products over
+    the present and past inputs. Remembering inputs instead of half-summed outputs keeps the bias out of the memory.
+    """
+
+    bias: Tensor
+
+    def __init__(self, plan: StatePlan, inputs: int, outputs: int, rate: int, *, reach: int) -> None:
+        super().__init__()
+        self.conv = nn.ConvTranspose1d(inputs, outputs, reach * rate, stride=rate)
+        self.rate, self.outputs, self.reach = rate, outputs, reach
+        self.tail = plan.reserve(reach - 1, inputs)
+
+    def prepare(self) -> None:
+        # Same shape, memory ordered [tap, out, in], so that the taps of one input are one matrix.
+        weight = self.conv.weight.detach().permute(2, 1, 0).contiguous().permute(2, 1, 0)
+        self.conv.weight = nn.Parameter(weight, requires_grad=False)
+        assert self.conv.bias is not None
+        self.register_buffer("bias", self.conv.bias.detach().repeat(self.rate), persistent=False)
+
+    def forward(self, x: Tensor, memory: StepMemory) -> Tensor:
+        batch, count, inputs = x.shape
+        matrices = self.conv.weight.permute(2, 1, 0).view(self.reach, self.rate * self.outputs, inputs)
+        seen = memory.extend(self.tail, x)
+        out = F.linear(x, matrices[0], self.bias)
+        for back in range(1, self.reach):
+            start = self.reach - 1 - back
+            out = out + F.linear(seen[:, start : start + count], matrices[back])
+        return out.view(batch, count * self.rate, self.outputs)
+
+
+class SnakeBeta(Prepared):
+    """x + sin(x * e^alpha)^2 / e^beta, per channel of x [B, T, C]."""
+
+    rate: Tensor
+    gain: Tensor
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.zeros(channels))
+        self.beta = nn.Parameter(torch.zeros(channels))
+
+    def prepare(self) -> None:
+        dtype = self.alpha.dtype
+        wide = torch.promote_types(dtype, torch.float32)
+        self.register_buffer("rate", self.alpha.detach().to(wide).exp().to(dtype), persistent=False)
+        gain = 1.0 / (self.beta.detach().to(wide).exp() + 1e-9)
+        self.register_buffer("gain", gain.to(dtype), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addcmul(x, (x * self.rate).sin_().square_(), self.gain)
+
+
+class LayerScale(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * x

@@ -1,0 +1,304 @@
+"""Code2Wav as a stage: the frames of many streams become audio, a few frames of each at a time.
+
+    stream = runner.open(on_audio, on_end, reference=Reference(codes, key))
+    runner.push(stream, [frame])         # as the Talker makes them
+    runner.close(stream)                 # no more frames; ends once all are audio
+
+Streams of any age share a step, and how frames are cut into steps does not change the audio, so the runner is free to
+decode whatever has come: one frame when that is all there is (the first audio), up to 32 when a stream is behind.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from aura_omni.engine.loader import Checkpoint
+from aura_omni.engine.sequence import FinishReason
+from aura_omni.errors import CheckpointError, CodeOutOfRange, EngineError, Overloaded
+from aura_omni.flow import CODEBOOKS, FRAME_SAMPLES, VOICE_RATE
+from aura_omni.models.codec import DECODER_LAYOUT, CodecConfig, CodecDecoder
+from aura_omni.models.codec_encoder import ENCODER_LAYOUT, CodecEncoder, CodecEncoderConfig
+from aura_omni.models.codec_state import CodecSnapshot
+
+# Frames per stream and step. Few sizes, so that each can become one CUDA graph.
+STEP_FRAMES = (1, 2, 4, 8, 16, 32)
+
+
+def load(checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dtype) -> tuple[CodecDecoder, CodecEncoder]:
+    """Both halves from the `speech_tokenizer` folder. dtype is the decoder's.
+
+    The encoder is always float32: it runs once per voice, and rounding would choose other codes near a tie.
+    """
+    config = checkpoint.json("config.json")
+    try:
+        decoder_config, encoder_config = CodecConfig.from_json(config), CodecEncoderConfig.from_json(config)
+    except KeyError as error:
+        raise CheckpointError(f"config.json of checkpoint {checkpoint.name} has no {error.args[0]}") from error
+    except ValueError as error:
+        raise CheckpointError(f"config.json of checkpoint {checkpoint.name}: {error}") from error
+    for name, value, expected in (
+        ("decoder's sample rate", decoder_config.sample_rate, VOICE_RATE),
+        ("encoder's sample rate", encoder_config.sample_rate, VOICE_RATE),
+        ("decoder's samples per frame", decoder_config.frame_samples, FRAME_SAMPLES),
+        ("encoder's samples per frame", encoder_config.frame_samples, FRAME_SAMPLES),
+        ("number of codebooks", decoder_config.codebooks, CODEBOOKS),
+    ):
+        if value != expected:
+            raise CheckpointError(f"checkpoint {checkpoint.name}: the {name} is {value}, this server speaks {expected}")
+    with torch.device("meta"):
+        decoder, encoder = CodecDecoder(decoder_config), CodecEncoder(encoder_config)
+    checkpoint.load(decoder, DECODER_LAYOUT, device=device, dtype=dtype, own="decoder.")
+    checkpoint.load(encoder, ENCODER_LAYOUT, device=device, dtype=torch.float32, own="encoder.")
+    return decoder, encoder
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reference:
+    """What a stream has "said" before its first frame: codes int64 [n, 16], n >= 1; key identifies them (a hash)."""
+
+    codes: np.ndarray
+    key: bytes
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """One utterance on its way to audio. Made by `VocoderRunner.open`; opaque to everyone else."""
+
+    on_audio: Callable[[np.ndarray], None]
+    on_end: Callable[[FinishReason, Exception | None], None]
+    reference: Reference | None
+    start: CodecSnapshot | None = None  # what the reference leaves in the decoder
+    pending: list[np.ndarray] = field(default_factory=list)
+    received: int = 0  # frames, for messages
+    slot: int | None = None
+    served: int = -1  # number of its last step; -1 until it has made audio
+    closing: bool = False
+    ended: bool = False
+    error: Exception | None = None
+
+
+class VocoderRunner:
+    """Implements `engine.stage_model.Runner`. Everything is called on the engine thread.
+
+    A stream takes a slot with its first frame and keeps it to its end, so at most `max_num_seqs` streams make audio; up to
+    `max_waiting` more are kept with their frames (whose number the Talker's budget bounds). Slots are free before on_end.
+    """
+
+    def __init__(
+        self,
+        decoder: CodecDecoder,
+        *,
+        max_num_seqs: int = 64,
+        max_waiting: int = 256,
+        max_step_frames: int = 256,
+        max_references: int = 32,
+    ) -> None:
+        """max_step_frames bounds streams times frames of one step, and with it the activations; max_references how many
+        reference states are kept (the least recently used one goes first)."""
+        self.decoder = decoder
+        self.max_num_seqs, self.max_waiting = max_num_seqs, max_waiting
+        self.max_step_frames, self.max_references = max_step_frames, max_references
+        self._state = decoder.new_state(max_num_seqs + 1)  # the last slot is where references are decoded
+        self._device = self._state.rows.device
+        self._free = list(range(max_num_seqs - 1, -1, -1))
+        self._streams: dict[Stream, None] = {}  # all open ones, in the order they came
+        self._references: OrderedDict[bytes, CodecSnapshot] = OrderedDict()
+        self._steps = 0
+
+    # ------------------------------------------------------------ streams
+
+    def open(
+        self,
+        on_audio: Callable[[np.ndarray], None],
+        on_end: Callable[[FinishReason, Exception | None], None],
+        *,
+        reference: Reference | None = None,
+    ) -> Stream:
+        """Start a stream.
+
+        on_audio gets float32 [n * 1920], 24 kHz, a delta. on_end is called exactly once, after the last audio, with
+        "stop", "cancelled" or "error" (and then the error).
+        With a reference the audio continues it: the decoder is where it would be had it decoded the reference, whose own
+        samples are not made. Raises Overloaded, or CodeOutOfRange when the reference holds a code that does not exist.
+        """
+        limit = self.max_num_seqs + self.max_waiting
+        if len(self._streams) >= limit:
+            raise Overloaded(f"{limit} streams are being spoken or wait for it, which is the limit; try again later")
+        if reference is not None:
+            self._check(self._frames(reference.codes), "frame {} of the reference")
+        stream = Stream(on_audio, on_end, reference)
+        self._streams[stream] = None
+        return stream
+
+    def push(self, stream: Stream, frames: Sequence[Sequence[int]] | np.ndarray) -> None:
+        """Add frames [n, 16]. A code that no codebook has ends this stream with CodeOutOfRange in the next step.
+
+        An ended stream takes no frames and says nothing: its Talker may be one step behind the news.
+        """
+        if stream.ended or stream.error is not None:
+            return
+        if stream.closing:
+            raise RuntimeError("frames were pushed to a stream after it was closed")
+        codes = self._frames(frames)
+        try:
+            self._check(codes, "frame {}", stream.received)
+        except CodeOutOfRange as error:
+            stream.error = error
+            return
+        stream.received += len(codes)
+        stream.pending.extend(codes)
+
+    def close(self, stream: Stream) -> None:
+        """No more frames will come. The stream ends with "stop" when all it has are audio."""
+        stream.closing = True
+
+    def abort(self, stream: Stream) -> None:
+        """End the stream now: its slot is free and on_end("cancelled") was called when this returns. Twice is once."""
+        if not stream.ended:
+            self._end(stream, "cancelled", None)
+
+    # ------------------------------------------------------------ Runner
+
+    def step(self) -> bool:
+        """At most one reference, then frames of as many streams as fit."""
+        worked = self._end_finished()
+        worked |= self._prime()
+        self._admit()
+        group, count = self._next_group()
+        if group:
+            self._decode(group, count)
+            self._end_finished()
+        return worked or bool(group)
+
+    def abort_all(self, error: Exception) -> None:
+        for stream in list(self._streams):
+            if not stream.ended:
+                self._end(stream, "error", error)
+
+    def check_integrity(self) -> None:
+        used = [stream.slot for stream in self._streams if stream.slot is not None]
+        slots = sorted(used + self._free)
+        assert slots == list(range(self.max_num_seqs)), f"slots {slots} of {self.max_num_seqs}: lost or shared"
+        assert not any(stream.ended for stream in self._streams), "an ended stream is still listed"
+        assert len(self._streams) <= self.max_num_seqs + self.max_waiting, "more streams than admitted"
+        assert len(self._references) <= self.max_references, "more reference states than allowed"
+
+    @property
+    def slots_used(self) -> int:
+        return self.max_num_seqs - len(self._free)
+
+    # ------------------------------------------------------------ inside a step
+
+    def _end_finished(self) -> bool:
+        done = [
+            stream for stream in self._streams if stream.error is not None or (stream.closing and not stream.pending)
+        ]
+        for stream in done:
+            if not stream.ended:  # another's on_end may have aborted it
+                self._end(stream, "stop" if stream.error is None else "error", stream.error)
+        return bool(done)
+
+    def _end(self, stream: Stream, reason: FinishReason, error: Exception | None) -> None:
+        del self._streams[stream]
+        stream.ended = True
+        stream.pending.clear()
+        if stream.slot is not None:
+            self._free.append(stream.slot)
+            stream.slot = None
+        stream.on_end(reason, error)
+
+    def _prime(self) -> bool:
+        """Decode the next reference that a stream needs and nobody has decoded yet. At most one per step."""
+        for stream in self._streams:
+            if stream.reference is None or stream.start is not None:
+                continue
+            key = stream.reference.key
+            if key in self._references:
+                self._references.move_to_end(key)
+                stream.start = self._references[key]
+                continue
+            slot = self.max_num_seqs
+            self._state.clear(slot)
+            codes = torch.from_numpy(self._frames(stream.reference.codes)[None]).to(self._device)
+            try:
+                self.decoder.prime(codes, self._state, torch.tensor([slot], device=self._device))
+            except RuntimeError as error:
+                self._fail([stream], f"decode a reference of {codes.shape[1]} frames", error)
+                return True
+            stream.start = self._references[key] = self._state.snapshot(slot)
+            if len(self._references) > self.max_references:
+                self._references.popitem(last=False)
+            return True
+        return False
+
+    def _admit(self) -> None:
+        """Give free slots to streams that have frames, in the order the streams came."""
+        for stream in self._streams:
+            if not self._free:
+                return
+            primed = stream.reference is None or stream.start is not None
+            if stream.slot is None and stream.pending and primed:
+                stream.slot = self._free.pop()
+                if stream.start is None:
+                    self._state.clear(stream.slot)
+                else:
+                    self._state.restore(stream.slot, stream.start)
+
+    def _next_group(self) -> tuple[list[Stream], int]:
+        """The streams of this step and the frames each decodes: first audio first, then who has waited longest."""
+        ready = [stream for stream in self._streams if stream.slot is not None and stream.pending]
+        if not ready:
+            return [], 0
+        ready.sort(key=lambda stream: stream.served)
+        count = _step_frames(len(ready[0].pending))
+        group = [stream for stream in ready if _step_frames(len(stream.pending)) == count]
+        return group[: max(1, self.max_step_frames // count)], count
+
+    def _decode(self, group: list[Stream], count: int) -> None:
+        codes = np.stack([stream.pending[:count] for stream in group])
+        slots = torch.tensor([stream.slot for stream in group], device=self._device)
+        for stream in group:
+            del stream.pending[:count]
+        try:
+            samples = self.decoder.step(torch.from_numpy(codes).to(self._device), self._state, slots).cpu().numpy()
+        except RuntimeError as error:
+            self._fail(group, f"decode {count} frames of each of {len(group)} streams", error)
+            return
+        for stream, row in zip(group, samples, strict=True):
+            stream.served = self._steps
+            if not stream.ended:  # an earlier stream's on_audio may have aborted it
+                stream.on_audio(row)
+        self._steps += 1
+
+    def _fail(self, streams: list[Stream], what: str, error: RuntimeError) -> None:
+        """The device refused (out of memory, say): these streams end in the next step, the others go on."""
+        for stream in streams:
+            stream.error = EngineError(f"Code2Wav could not {what}: {error}")
+            stream.error.__cause__ = error
+
+    def _frames(self, frames: Sequence[Sequence[int]] | np.ndarray) -> np.ndarray:
+        codes = np.asarray(frames, dtype=np.int64)
+        if codes.ndim != 2 or codes.shape[1] != self.decoder.config.codebooks:
+            raise ValueError(f"frames are of shape {codes.shape}, not [n, {self.decoder.config.codebooks}]")
+        return codes
+
+    def _check(self, codes: np.ndarray, where: str, before: int = 0) -> None:
+        """On the host: an index out of range would end the device's context, and every stream with it."""
+        size = self.decoder.config.codebook_size
+        wrong = np.argwhere((codes < 0) | (codes >= size))
+        if len(wrong):
+            frame, book = wrong[0]
+            raise CodeOutOfRange(
+                f"{where.format(before + frame)} has code {codes[frame, book]} in codebook {book}; "
+                f"codebooks have codes 0 to {size - 1}"
+            )
+
+
+def _step_frames(pending: int) -> int:
+    """The most of STEP_FRAMES that a stream with `pending` frames can decode."""
+    return max(count for count in STEP_FRAMES if count <= pending)
