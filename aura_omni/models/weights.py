@@ -74,10 +74,12 @@ def slots(module: nn.Module, layout: Layout) -> Iterator[Slot]:
 
 
 def to_published(module: nn.Module, layout: Layout) -> dict[str, Tensor]:
-    """The module's weights under published names, as a checkpoint file holds them."""
+    """The module's weights under published names, as a checkpoint file holds them (contiguous)."""
     state = module.state_dict()
     return {
-        slot.published: state[slot.ours][slot.start : slot.stop].clone() if slot.stop else state[slot.ours].clone()
+        slot.published: state[slot.ours][slot.start : slot.stop].clone(memory_format=torch.contiguous_format)
+        if slot.stop
+        else state[slot.ours].clone(memory_format=torch.contiguous_format)
         for slot in slots(module, layout)
     }
 

@@ -12,7 +12,7 @@ import torch
 
 from aura_omni.models.codec import DECODER_LAYOUT, CodecConfig, CodecDecoder
 from aura_omni.models.codec_encoder import ENCODER_LAYOUT, CodecEncoder, CodecEncoderConfig
-from aura_omni.models.weights import from_published
+from aura_omni.models.weights import Prepared, from_published
 
 TINY: dict[str, Any] = {
     "encoder_valid_num_quantizers": 16,
@@ -152,8 +152,6 @@ def tiny(seed: int = 0) -> tuple[CodecDecoder, CodecEncoder]:
 
 
 def _prepare(network: torch.nn.Module, seed: int) -> None:
-    from aura_omni.models.weights import Prepared
-
     network.requires_grad_(False).eval()
     if isinstance(network, CodecDecoder):
         holder = torch.nn.ModuleDict({"decoder": network})

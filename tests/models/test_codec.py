@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from aura_omni.engine.loader import Checkpoint
 from aura_omni.models.codec import DECODER_LAYOUT, CodecConfig, CodecDecoder
-from aura_omni.models.weights import Prepared, to_published
+from aura_omni.models.weights import Prepared, from_published, to_published
 from tests.models.codec_reference import PUBLISHED, TINY, ours, random_codes, reference, tiny
 
 
@@ -72,6 +75,7 @@ def test_published_dimensions_match_the_published_decoder() -> None:
     mine, _ = ours(PUBLISHED, theirs)
     codes = random_codes(4)
     expected = theirs.decode(codes, return_dict=True).audio_values[0]
+    assert 0.05 < expected.std() < 0.5
     torch.testing.assert_close(mine.whole(codes)[0], expected, rtol=0, atol=1e-5)
     torch.testing.assert_close(stream(mine, codes, 1)[0], expected, rtol=0, atol=1e-5)
 
@@ -179,8 +183,6 @@ def test_rates_that_do_not_multiply_to_the_stated_one_are_refused() -> None:
 
 
 def test_published_names_survive_a_round_trip(decoder: CodecDecoder) -> None:
-    from aura_omni.models.weights import from_published
-
     other = CodecDecoder(CodecConfig.from_json(TINY))
     from_published(other, DECODER_LAYOUT, to_published(decoder, DECODER_LAYOUT))
     codes = random_codes(3)
@@ -189,18 +191,13 @@ def test_published_names_survive_a_round_trip(decoder: CodecDecoder) -> None:
 
 @pytest.mark.reference
 def test_a_published_file_loads_without_missing_or_unused_tensors(
-    pair: tuple[torch.nn.Module, CodecDecoder], tmp_path: object
+    pair: tuple[torch.nn.Module, CodecDecoder], tmp_path: Path
 ) -> None:
-    from pathlib import Path
-
-    from safetensors.torch import save_file
-
     theirs, mine = pair
-    folder = Path(str(tmp_path))
-    save_file({name: value.contiguous() for name, value in theirs.state_dict().items()}, folder / "model.safetensors")
+    save_file({name: value.contiguous() for name, value in theirs.state_dict().items()}, tmp_path / "model.safetensors")
     with torch.device("meta"):
         network = CodecDecoder(CodecConfig.from_json(TINY))
-    checkpoint = Checkpoint.find(str(folder))
+    checkpoint = Checkpoint.find(str(tmp_path))
     checkpoint.load(network, DECODER_LAYOUT, device=torch.device("cpu"), dtype=torch.float32, own="decoder.")
     codes = random_codes(3)
     assert torch.equal(network.whole(codes), mine.whole(codes))
