@@ -37,7 +37,7 @@ def opened(data: bytes, *, param: str | None) -> Iterator[InputContainer]:
     except FFmpegError:
         raise BadMedia(
             f"no audio or video file in these {len(data)} bytes: the header is missing, damaged or of an unknown "
-            "format; send a whole file, for example WAV, MP3, M4A, WebM or MP4",
+            "format, or nothing follows it; send a whole file, for example WAV, MP3, M4A, WebM or MP4",
             param=param,
         ) from None
     with container:

@@ -63,7 +63,7 @@ async def fetch(url: str, policy: MediaPolicy, *, param: str | None = None) -> b
     scheme, colon, _ = url.partition(":")
     scheme = scheme.lower() if colon else ""
     if scheme == "data":
-        return decode_base64(url, policy, param=param)
+        return await asyncio.to_thread(decode_base64, url, policy, param=param)
     if scheme == "file":
         return await asyncio.to_thread(_read_file, url, policy, param)
     if scheme in ("http", "https"):
@@ -87,7 +87,7 @@ def decode_base64(text: str, policy: MediaPolicy, *, param: str | None = None) -
     payload = text
     if text[:5].lower() == "data:":
         head, comma, payload = text.partition(",")
-        if not comma or not head.lower().endswith(";base64"):
+        if not comma or not head.lower().replace(" ", "").endswith(";base64"):
             raise BadMedia("the data: URL must have the form data:<type>;base64,<data>", param=param)
     raw = unquote_to_bytes(payload) if "%" in payload else payload.encode("ascii", "replace")
     raw = _SPACE.sub(b"", raw).translate(_URL_SAFE)

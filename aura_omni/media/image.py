@@ -21,6 +21,7 @@ _HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b
 # What Pillow's readers raise on damaged files; it promises OSError but its parsers let these through.
 _UNREADABLE = (
     OSError,
+    RuntimeError,
     EOFError,
     SyntaxError,
     ValueError,
@@ -52,7 +53,9 @@ def decode_image(data: bytes, *, max_pixels: int, param: str | None = None) -> V
             f"the picture has far more pixels than the limit of {max_pixels}; send a smaller one", param=param
         ) from None
     except _UNREADABLE:
-        raise BadMedia(f"not a picture in any of {', '.join(formats)}", param=param) from None
+        raise BadMedia(
+            f"not a picture: cut off, damaged, or in none of the formats {', '.join(formats)}", param=param
+        ) from None
     with image:
         width, height = image.size
         if width * height > max_pixels:
