@@ -135,13 +135,16 @@ def _read_file(url: str, policy: MediaPolicy, param: str | None) -> bytes:
         handle = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         raise BadMedia("the file does not exist or cannot be read", param=param) from None
-    with os.fdopen(handle, "rb") as file:
+    try:
         about = os.fstat(handle)
         if not stat.S_ISREG(about.st_mode):
             raise BadMedia("the path is not a regular file", param=param)
         if about.st_size > policy.max_bytes:
             raise _too_large(about.st_size, policy, param)
-        data = file.read(policy.max_bytes + 1)
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            data = file.read(policy.max_bytes + 1)
+    finally:
+        os.close(handle)
     if len(data) > policy.max_bytes:
         raise _too_large(len(data), policy, param)
     return data
@@ -152,12 +155,11 @@ def _read_file(url: str, policy: MediaPolicy, param: str | None) -> bytes:
 
 async def _download(url: str, policy: MediaPolicy, param: str | None) -> bytes:
     target = _checked_url(url, policy, param)
-    # The deadline around all of this limits the whole; a body that trickles must not renew it. One unreachable address
-    # leaves time for the next.
-    timeout = httpx.Timeout(None, connect=policy.timeout_s / 3)
-    async with httpx.AsyncClient(trust_env=False, follow_redirects=False, timeout=timeout) as client:
+    # The bare transport: no cookies, no redirects, no proxies of its own. Made in a thread, because reading the
+    # certificate store takes tens of milliseconds.
+    async with await asyncio.to_thread(httpx.AsyncHTTPTransport, trust_env=False) as transport:
         for _ in range(MAX_REDIRECTS + 1):
-            async with _answer(client, target, policy, param) as response:
+            async with _answer(transport, target, policy, param) as response:
                 if response.status_code not in (301, 302, 303, 307, 308):
                     return await _body(response, target, policy, param)
                 try:
@@ -214,9 +216,9 @@ def _address(host: str) -> Address | None:
 
 @asynccontextmanager
 async def _answer(
-    client: httpx.AsyncClient, target: httpx.URL, policy: MediaPolicy, param: str | None
+    transport: httpx.AsyncHTTPTransport, target: httpx.URL, policy: MediaPolicy, param: str | None
 ) -> AsyncIterator[httpx.Response]:
-    response = await _connected(client, target, await _checked_addresses(target, param), param)
+    response = await _connected(transport, target, await _checked_addresses(target, param), policy, param)
     try:
         yield response
     finally:
@@ -224,18 +226,25 @@ async def _answer(
 
 
 async def _connected(
-    client: httpx.AsyncClient, target: httpx.URL, addresses: list[Address], param: str | None
+    transport: httpx.AsyncHTTPTransport,
+    target: httpx.URL,
+    addresses: list[Address],
+    policy: MediaPolicy,
+    param: str | None,
 ) -> httpx.Response:
-    """Connect to the addresses that were checked; a second look-up could give others. TLS still proves the name."""
+    """Connects to the addresses that were checked; a second look-up could give others. TLS still proves the name."""
+    # The deadline of `fetch` limits the whole, so a body that trickles cannot renew it; here only connecting is limited,
+    # so that one unreachable address leaves time for the next.
+    timeout = httpx.Timeout(None, connect=policy.timeout_s / 3)
     for address in addresses:
-        request = client.build_request(
+        request = httpx.Request(
             "GET",
             target.copy_with(host=str(address)),
             headers={"Host": target.netloc.decode("ascii"), "Accept": "*/*", "Accept-Encoding": "identity"},
-            extensions={"sni_hostname": target.raw_host.decode("ascii")},
+            extensions={"sni_hostname": target.raw_host.decode("ascii"), "timeout": timeout.as_dict()},
         )
         try:
-            return await client.send(request, stream=True)
+            return await transport.handle_async_request(request)
         except (httpx.ConnectError, httpx.ConnectTimeout):
             continue  # a machine without IPv6 routes still finds the IPv4 address
         except httpx.TransportError:

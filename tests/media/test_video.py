@@ -8,6 +8,7 @@ from PIL import Image
 
 from aura_omni.errors import BadMedia
 from aura_omni.media import video as video_module
+from aura_omni.media.audio import decode_audio
 from aura_omni.media.video import decode_video
 
 PARAM = "messages[0].content[0].video_url"
@@ -232,3 +233,11 @@ def test_damaged_clips_are_decoded_or_refused_and_nothing_else(video_file, data)
     assert len(clip.frames) == len(clip.times_s) > 0
     assert clip.times_s[0] == 0.0
     assert list(clip.times_s) == sorted(set(clip.times_s))
+
+
+def test_sample_inputs_of_the_examples_decode():
+    examples = Path(__file__).parents[2] / "examples" / "online_serving" / "aura_omni"
+    clip = decode_video((examples / "sample_clip.mp4").read_bytes(), **LIMITS)
+    assert clip.frames.shape == (12, 272, 640, 3)
+    question = decode_audio((examples / "sample_question.wav").read_bytes(), max_s=60)
+    assert (question.rate, question.duration_s) == (16_000, 3.9)
