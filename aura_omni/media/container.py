@@ -1,0 +1,90 @@
+"""Opens audio and video files from bytes, by content: never by name or declared type.
+
+Knows demuxing and how damaged files end. Does not know samples or pixels; audio.py and video.py read those.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import av
+from av.audio.frame import AudioFrame
+from av.audio.stream import AudioStream
+from av.container import InputContainer
+from av.error import FFmpegError
+from av.packet import Packet
+from av.video.frame import VideoFrame
+from av.video.stream import VideoStream
+
+from aura_omni.errors import BadMedia
+
+# FFmpeg also "demuxes" playlists and scripts that name further files and addresses; such formats could make the server
+# open them. So only self-contained ones are read.
+_CONTAINERS = "aac,ac3,aiff,amr,asf,au,avi,caf,eac3,flac,flv,gif,matroska,mov,mp3,mpeg,mpegts,ogg,w64,wav"
+
+
+@contextmanager
+def opened(data: bytes, *, param: str | None) -> Iterator[InputContainer]:
+    """The container in `data`. Raises BadMedia when the bytes are empty or no known container."""
+    if not data:
+        raise BadMedia("the file is empty (0 bytes); send the recording itself", param=param)
+    try:
+        # Tags in an unknown encoding are no reason to refuse the sound.
+        container = av.open(io.BytesIO(data), "r", options={"format_whitelist": _CONTAINERS}, metadata_errors="replace")
+    except FFmpegError:
+        raise BadMedia(
+            f"no audio or video file in these {len(data)} bytes: the header is missing, damaged or of an unknown "
+            "format, or nothing follows it; send a whole file, for example WAV, MP3, M4A, WebM or MP4",
+            param=param,
+        ) from None
+    with container:
+        yield container
+
+
+def audio_frames(container: InputContainer, stream: AudioStream, *, param: str | None) -> Iterator[AudioFrame]:
+    """Decoded frames in order; see `_frames`."""
+    return (frame for frame in _frames(container, stream, param=param) if isinstance(frame, AudioFrame))
+
+
+def video_frames(container: InputContainer, stream: VideoStream, *, param: str | None) -> Iterator[VideoFrame]:
+    """Decoded frames in the order they are shown, one at a time; see `_frames`."""
+    return (frame for frame in _frames(container, stream, param=param) if isinstance(frame, VideoFrame))
+
+
+def packets(container: InputContainer, stream: AudioStream | VideoStream) -> Iterator[Packet[Any]]:
+    """The stream's packets. A file that is cut off ends there; the last packet is the empty one that flushes."""
+    demuxed = container.demux(stream)
+    while True:
+        try:
+            packet = next(demuxed, None)
+        except FFmpegError:  # the container's own structure is cut: what came before it is good
+            yield Packet(0)
+            return
+        if packet is None:
+            return
+        yield packet
+
+
+def _frames(
+    container: InputContainer, stream: AudioStream | VideoStream, *, param: str | None
+) -> Iterator[AudioFrame | VideoFrame]:
+    """Decode packet by packet. Single damaged packets are left out, as every player does; a stream that is mostly
+    damaged is something else under a media name, and raises BadMedia at its end."""
+    good = damaged = 0
+    for packet in packets(container, stream):
+        try:
+            frames = stream.decode(packet if packet.size else None)
+        except FFmpegError:
+            damaged += 1
+            continue
+        for frame in frames:
+            good += 1
+            yield frame
+    if damaged > good:
+        raise BadMedia(
+            f"{damaged} of {good + damaged} packets of the {stream.type} track do not decode: the file is damaged",
+            param=param,
+        )
