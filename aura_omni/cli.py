@@ -15,7 +15,7 @@ from pathlib import Path
 
 from aura_omni import __version__
 from aura_omni.config import Options, load, to_yaml
-from aura_omni.config.config import DEFAULT_PORT, Config, Platform
+from aura_omni.config.config import DEFAULT_HOST, DEFAULT_PORT, Config, Platform
 from aura_omni.config.deploy_file import nearest, packaged_names
 from aura_omni.errors import AuraError
 
@@ -130,7 +130,7 @@ def _serve_flags(serve: argparse.ArgumentParser) -> None:
         default=[],
         help="names that requests may use",
     )
-    add("--host", default="0.0.0.0", help="address to listen on (default: %(default)s)")
+    add("--host", default=DEFAULT_HOST, help="address to listen on (default: %(default)s; all: 0.0.0.0)")
     add("--port", type=int, default=DEFAULT_PORT, help="port to listen on (default: %(default)s)")
     add(
         "--api-key",
@@ -147,7 +147,7 @@ def _serve_flags(serve: argparse.ArgumentParser) -> None:
         nargs="+",
         action="extend",
         default=[],
-        help="media are fetched from these hosts only (default: any public host)",
+        help="requests may name http(s):// media on these hosts and their subdomains (default: none)",
     )
     add("--stage-overrides", metavar="JSON", help='stage keys by stage_id: \'{"1": {"max_num_seqs": 8}}\'')
     add(

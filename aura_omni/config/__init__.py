@@ -3,7 +3,7 @@
 from aura_omni.config.config import (
     AudioChunks,
     Config,
-    MediaPolicy,
+    MediaConfig,
     Options,
     StageConfig,
     check_free_memory,
@@ -15,7 +15,7 @@ from aura_omni.config.show import to_yaml
 __all__ = [
     "AudioChunks",
     "Config",
-    "MediaPolicy",
+    "MediaConfig",
     "Options",
     "StageConfig",
     "check_free_memory",

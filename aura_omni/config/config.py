@@ -17,15 +17,16 @@ PipelineName = Literal["aura_omni", "qwen3_tts", "qwen3_asr"]
 Platform = Literal["cuda", "cpu"]
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 
+DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8091
 
 
 @dataclass(frozen=True, slots=True)
-class MediaPolicy:
+class MediaConfig:
     """What a request may point at, and how much of it."""
 
     allowed_local_path: Path | None = None  # None: no file:// at all
-    allowed_domains: tuple[str, ...] = ()  # empty: any public host
+    allowed_domains: tuple[str, ...] = ()  # empty: no http(s):// at all
     limits: Mapping[str, int] = field(default_factory=dict)  # "audio", "image", "video" -> most items in one request
 
 
@@ -62,7 +63,7 @@ class Config:
     host: str
     port: int
     api_keys: tuple[str, ...] = field(repr=False)  # empty: no key is asked for
-    media: MediaPolicy
+    media: MediaConfig
     stages: tuple[StageConfig, ...]  # in the order of the pipeline
     audio_chunks: AudioChunks
     deploy: Path
@@ -81,7 +82,7 @@ class Options:
     model: str | None = None
     deploy_config: str | None = None
     served_model_name: Sequence[str] = ()
-    host: str = "0.0.0.0"
+    host: str = DEFAULT_HOST
     port: int = DEFAULT_PORT
     api_key: Sequence[str] = field(default=(), repr=False)
     allowed_local_media_path: str | None = None

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +20,7 @@ from aura_omni.config.choose import by_model_type, deploy_source
 from aura_omni.config.config import (
     AudioChunks,
     Config,
-    MediaPolicy,
+    MediaConfig,
     Options,
     PipelineName,
     Platform,
@@ -294,7 +296,7 @@ def _scaled(stages: tuple[StageConfig, ...], options: Options, fixed: set[int]) 
             )
         scale = rest / sum(stage.gpu_memory_utilization for stage in shared) if shared else 1.0
         for stage in shared:
-            share = round(stage.gpu_memory_utilization * scale, 4)
+            share = int(stage.gpu_memory_utilization * scale * 10_000) / 10_000  # down, so that the sum is no more
             scaled[stage.stage_id] = replace(stage, gpu_memory_utilization=share)
     return tuple(scaled)
 
@@ -302,7 +304,7 @@ def _scaled(stages: tuple[StageConfig, ...], options: Options, fixed: set[int]) 
 def _check_fractions(stages: Sequence[StageConfig]) -> None:
     for device in sorted({stage.device for stage in stages}):
         here = [stage for stage in stages if stage.device == device]
-        if sum(stage.gpu_memory_utilization for stage in here) > 1.001:  # shares of a total are rounded
+        if sum(stage.gpu_memory_utilization for stage in here) > 1 + 1e-9:
             which = ", ".join(f"{stage.stage_id} ({stage.name})" for stage in here)
             raise DoesNotFit(
                 f"gpu_memory_utilization of stages {which} adds up to {sum_text(here)} of device {device}; at most 1. "
@@ -319,23 +321,29 @@ def _served_names(options: Options, top: Mapping[str, Any], deploy: DeployFile) 
     return tuple(dict.fromkeys(checks.text(name, "--served-model-name") for name in names))
 
 
-def _media(options: Options, layers: _Layers) -> MediaPolicy:
+def _media(options: Options, layers: _Layers) -> MediaConfig:
     local = None
     if options.allowed_local_media_path:
         local = Path(options.allowed_local_media_path).expanduser().resolve()
         if not local.is_dir():
             raise ConfigError(f"--allowed-local-media-path {options.allowed_local_media_path!r} is not a folder")
-    for domain in options.allowed_media_domains:
-        if not domain or any(sign in domain for sign in "/:* "):
-            raise ConfigError(
-                f"--allowed-media-domains {domain!r} is not a host name; write example.com, without https://"
-            )
+    domains = tuple(_host_name(domain) for domain in options.allowed_media_domains)
     limits: dict[str, int] = {}
     for stage_layers in layers.by_stage.values():
         for _, given in stage_layers:
             for kind, most in given.get("limit_mm_per_prompt", {}).items():
                 limits[kind] = min(most, limits.get(kind, most))
-    return MediaPolicy(local, tuple(domain.lower() for domain in options.allowed_media_domains), limits)
+    return MediaConfig(local, domains, limits)
+
+
+def _host_name(domain: str) -> str:
+    with suppress(ValueError):
+        return str(ip_address(domain.strip("[]")))
+    if not domain or any(sign in domain for sign in "/:*@ "):
+        raise ConfigError(
+            f"--allowed-media-domains {domain!r} is not a host name; write example.com, which includes its subdomains"
+        )
+    return domain.lower()
 
 
 def _audio_chunks(
