@@ -88,6 +88,7 @@ def load(options: Options, *, environ: Mapping[str, str], platform: Platform) ->
     top = deploy_keys.check_top(deploy.content, str(deploy.path), notes)
     pipeline = _pipeline_name(top, deploy, options)
     layers = _layers(options, deploy, top, pipeline, chosen_by_model, platform, notes)
+    audio_chunks = _audio_chunks(pipeline, layers, top, notes, str(deploy.path))
     stages, origins = _stages(pipeline, layers, notes)
     stages = _scaled(stages, options, {number for number, given in layers.overrides.items() if _FRACTION in given})
     if options.gpu_memory_utilization is not None:
@@ -105,7 +106,7 @@ def load(options: Options, *, environ: Mapping[str, str], platform: Platform) ->
         api_keys=tuple(checks.text(key, "--api-key") for key in options.api_key),
         media=_media(options, layers),
         stages=stages,
-        audio_chunks=_audio_chunks(pipeline, layers, top, notes, str(deploy.path)),
+        audio_chunks=audio_chunks,
         deploy=deploy.path,
         notes=_all_notes(options, deploy, layers, stages, notes),
         origins=origins,
