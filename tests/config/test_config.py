@@ -1,11 +1,13 @@
 """Devices, memory and the printed configuration."""
 
 import pickle
+from pathlib import Path
 
 import pytest
 import yaml
 
 from aura_omni.config import Options, check_free_memory, cuda_index, load, to_yaml
+from aura_omni.config.deploy_keys import CODEC_CHUNK_KEYS, STAGE_KEYS, TOP_KEYS
 from aura_omni.errors import ConfigError, DoesNotFit
 
 GIB = 2**30
@@ -51,3 +53,8 @@ def test_printed_configuration_is_yaml_with_origins_and_without_secrets(config):
 
 def test_configuration_travels_between_processes(config):
     assert pickle.loads(pickle.dumps(config)) == config
+
+
+def test_every_key_in_use_is_documented():
+    text = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
+    assert [key for key in (*TOP_KEYS, *STAGE_KEYS, *CODEC_CHUNK_KEYS) if f"`{key}`" not in text] == []
