@@ -32,8 +32,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 ASKS_NOTHING: Mapping[str, tuple[Any, ...]] = {
-    "add_generation_prompt": (True,),
-    "annotations": (),
     "best_of": (1,),
     "chat_template_content_format": ("auto",),
     "length_penalty": (1.0,),
@@ -42,15 +40,17 @@ ASKS_NOTHING: Mapping[str, tuple[Any, ...]] = {
     "priority": (0,),
     "reasoning_effort": ("none",),
     "response_format": ({"type": "text"},),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
     "tool_choice": ("none", "auto"),
     "top_logprobs": (0,),
 }
 
+_TRUE_BY_DEFAULT = frozenset({"add_generation_prompt", "skip_special_tokens", "spaces_between_special_tokens"})
+
 
 def asks_nothing(name: str, value: Any) -> bool:
     """Whether leaving this field alone does what it says."""
+    if name in _TRUE_BY_DEFAULT:
+        return value is None or value is True
     if value is None or value is False or value in ("", [], {}):
         return True
     return any(value == neutral and type(value) is type(neutral) for neutral in ASKS_NOTHING.get(name, ()))

@@ -183,10 +183,10 @@ def test_with_openais_audio_object_the_stream_is_openais(served: Served) -> None
         audio={"format": "pcm16", "voice": "Vivian"},
         stream=True,
     )
-    deltas = [chunk.choices[0].delta for chunk in stream]
-    audio = [delta.audio for delta in deltas if getattr(delta, "audio", None)]
+    deltas = [chunk.choices[0].delta.model_dump(exclude_unset=True) for chunk in stream]
+    audio = [delta["audio"] for delta in deltas if "audio" in delta]
     assert "".join(part.get("transcript", "") for part in audio) == "Hello there."
-    assert "".join(delta.content or "" for delta in deltas) == "Hello there."
+    assert "".join(delta.get("content", "") for delta in deltas) == "Hello there."
     joined = "".join(part.get("data", "") for part in audio)  # whole frames have no padding, so this decodes at once
     assert base64.b64decode(joined) == pcm16(np.concatenate([tone(440, 1), tone(440, 3)]))
     assert len({part["id"] for part in audio}) == 1
@@ -197,8 +197,9 @@ def test_a_wav_stream_in_openais_shape_has_one_header(served: Served) -> None:
     stream = served(FakePipeline()).chat.completions.create(
         model="AURA", messages=HELLO, audio={"format": "wav", "voice": "Vivian"}, stream=True
     )
-    parts = [chunk.choices[0].delta.audio for chunk in stream if getattr(chunk.choices[0].delta, "audio", None)]
-    data = b"".join(base64.b64decode(part["data"]) for part in parts if "data" in part)
+    deltas = [chunk.choices[0].delta.model_dump(exclude_unset=True) for chunk in stream]
+    parts = [delta["audio"]["data"] for delta in deltas if "data" in delta.get("audio", {})]
+    data = b"".join(base64.b64decode(part) for part in parts)
     assert data.startswith(b"RIFF")
     assert data.count(b"RIFF") == 1
     assert len(data) == 44 + 2 * 4 * FRAME_SAMPLES
