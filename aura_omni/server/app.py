@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +25,7 @@ from aura_omni.media.fetch import MediaPolicy
 from aura_omni.server import chat, errors
 from aura_omni.server.loading import LoadingPipeline
 from aura_omni.server.middleware import ApiKeys, BodyLimit, RequestId
+from aura_omni.server.parts import MediaReader
 from aura_omni.server.turns import Pipeline
 
 GRACE_S = 5  # how long answers in flight may finish after the signal to stop
@@ -36,6 +37,7 @@ class ServerConfig:
     api_keys         one of them must be sent as "Authorization: Bearer KEY"; none: the server is open
     max_body_bytes   limit of one request body; base64 makes media a third larger than media.max_bytes counts
     media            which URLs may be fetched and how large media may be
+    media_limits     most "audio", "image" and "video" parts in one request; a kind that is not named has no limit
     """
 
     host: str = "127.0.0.1"
@@ -43,6 +45,7 @@ class ServerConfig:
     api_keys: tuple[str, ...] = ()
     max_body_bytes: int = 160 * 2**20
     media: MediaPolicy = field(default_factory=MediaPolicy)
+    media_limits: Mapping[str, int] = field(default_factory=dict)
 
 
 def create_app(config: ServerConfig, pipeline: Pipeline) -> FastAPI:
@@ -59,7 +62,7 @@ def create_app(config: ServerConfig, pipeline: Pipeline) -> FastAPI:
     if config.api_keys:
         app.add_middleware(ApiKeys, keys=config.api_keys)
     app.add_middleware(RequestId)  # added last, so outermost
-    app.include_router(chat.router(pipeline, config.media))
+    app.include_router(chat.router(pipeline, MediaReader(config.media, config.media_limits)))
     _add_state(app, pipeline)
     return app
 

@@ -15,10 +15,9 @@ from starlette.types import Receive, Scope, Send
 from aura_omni.errors import BadRequest, ModelNotFound, NotFound, Unavailable, UnsupportedOption
 from aura_omni.flow import Ended, StageName, TurnRequest
 from aura_omni.media.audio import AudioFormat
-from aura_omni.media.fetch import MediaPolicy
 from aura_omni.server.completion import Heard, Wanted, completion, failure
 from aura_omni.server.errors import error_line
-from aura_omni.server.parts import flow_messages, load_audio
+from aura_omni.server.parts import MediaReader
 from aura_omni.server.sampling import stage_sampling, text_stage
 from aura_omni.server.schemas import ChatRequest, documented, read_body
 from aura_omni.server.stream import ChunkStream
@@ -32,7 +31,7 @@ _FORMATS: dict[str, AudioFormat] = {
 _STREAMED: tuple[AudioFormat, ...] = ("wav", "pcm16")
 
 
-def router(pipeline: Pipeline, policy: MediaPolicy) -> APIRouter:
+def router(pipeline: Pipeline, media: MediaReader) -> APIRouter:
     routes = APIRouter()
 
     @routes.post("/v1/chat/completions", openapi_extra=documented(ChatRequest))
@@ -44,7 +43,7 @@ def router(pipeline: Pipeline, policy: MediaPolicy) -> APIRouter:
         answer = _streamed if body.stream else _whole
 
         async def work(send: Send) -> None:
-            await answer(pipeline, await turn_request(body, pipeline.stages, wanted, policy), wanted, send)
+            await answer(pipeline, await turn_request(body, pipeline.stages, wanted, media), wanted, send)
 
         return _WhileConnected(work)
 
@@ -119,17 +118,17 @@ def _audio_format(body: ChatRequest) -> AudioFormat:
 
 
 async def turn_request(
-    body: ChatRequest, stages: Sequence[StageName], wanted: Wanted, policy: MediaPolicy
+    body: ChatRequest, stages: Sequence[StageName], wanted: Wanted, media: MediaReader
 ) -> TurnRequest:
     """Everything that can be refused without media is refused before any medium is fetched."""
     sampling = stage_sampling(body, stages)
     asked = voice_request(body)
     voice = asked.voice
     if asked.ref_audio is not None and wanted.audio:
-        ref_audio = await load_audio(asked.ref_audio, policy, param="additional_information.tts_ref_audio")
+        ref_audio = await media.audio(asked.ref_audio, param="additional_information.tts_ref_audio")
         voice = replace(voice, ref_audio=ref_audio)
     return TurnRequest(
-        messages=await flow_messages(body.messages, policy),
+        messages=await media.messages(body.messages),
         speak=wanted.audio,
         system_prompt=asked.system_prompt,
         voice=voice,

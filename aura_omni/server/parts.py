@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from aura_omni.errors import BadRequest
@@ -26,25 +27,90 @@ from aura_omni.server.schemas import (
 T = TypeVar("T")
 
 _ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_KINDS = {"audio_url": "audio", "input_audio": "audio", "video_url": "video", "image_url": "image"}
 _NAMES_A_PLACE = re.compile(r"(?!data:)[A-Za-z][A-Za-z0-9+.-]*:", re.IGNORECASE)  # base64 has no colon
 
 
-async def flow_messages(messages: Sequence[ChatMessage], policy: MediaPolicy) -> tuple[Message, ...]:
-    """All messages with their media, fetched and decoded side by side. Raises AuraError naming messages[i].content[j]."""
-    roles = [_ROLES[message.role] for message in messages]
-    if roles[-1] != "user":
-        raise BadRequest(
-            f"the last message is from {roles[-1]!r}; a turn answers the user, so end with a user message",
-            param=f"messages[{len(messages) - 1}].role",
+@dataclass(frozen=True, slots=True)
+class MediaReader:
+    """What messages point at, as flow data. most: how many "audio", "image" and "video" parts one request may have."""
+
+    policy: MediaPolicy
+    most: Mapping[str, int] = field(default_factory=dict)
+
+    async def messages(self, messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
+        """All messages, their media side by side. Raises AuraError naming messages[i].content[j]."""
+        roles = [_ROLES[message.role] for message in messages]
+        if roles[-1] != "user":
+            raise BadRequest(
+                f"the last message is from {roles[-1]!r}; a turn answers the user, so end with a user message",
+                param=f"messages[{len(messages) - 1}].role",
+            )
+        contents = [_content(message, index) for index, message in enumerate(messages)]
+        self._count(contents)
+        loaded = iter(
+            await together(
+                [
+                    self._load(part, f"messages[{index}].content[{number}]")
+                    for index, content in enumerate(contents)
+                    for number, part in enumerate(content)
+                ]
+            )
         )
-    parts = [_parts(message, index, policy) for index, message in enumerate(messages)]
-    loaded = iter(await together([part for several in parts for part in several]))
-    return tuple(
-        Message(role, tuple(next(loaded) for _ in several)) for role, several in zip(roles, parts, strict=True)
-    )
+        return tuple(
+            Message(role, tuple(next(loaded) for _ in content)) for role, content in zip(roles, contents, strict=True)
+        )
+
+    def _count(self, contents: Sequence[Sequence[ContentPart]]) -> None:
+        found: dict[str, int] = {}
+        for index, content in enumerate(contents):
+            for number, part in enumerate(content):
+                kind = _KINDS.get(part.type)
+                if kind is None:
+                    continue
+                found[kind] = found.get(kind, 0) + 1
+                if found[kind] > self.most.get(kind, found[kind]):
+                    raise BadRequest(
+                        f"more than {self.most[kind]} {kind} parts, the limit of this server; send fewer, "
+                        "or raise limit_mm_per_prompt",
+                        param=f"messages[{index}].content[{number}]",
+                    )
+
+    async def _load(self, part: ContentPart, where: str) -> Part:
+        param = f"{where}.{part.type}"
+        match part:
+            case TextPart():
+                return Text(part.text)
+            case AudioUrlPart():
+                return await self.audio(part.audio_url.url, param=param)
+            case InputAudioPart():
+                return await self.audio(part.input_audio.data, param=param)
+            case VideoUrlPart():
+                return await self._video(part.video_url.url, param)
+            case ImageUrlPart():
+                return await self._image(part.image_url.url, param)
+
+    async def audio(self, source: str, *, param: str) -> Audio:
+        """source is a URL, a data URL or bare base64."""
+        data = await self._bytes(source, param)
+        return await asyncio.to_thread(decode_audio, data, max_s=self.policy.max_audio_s, param=param)
+
+    async def _video(self, source: str, param: str) -> Video:
+        data = await self._bytes(source, param)
+        frames, pixels = self.policy.max_video_frames, self.policy.max_pixels
+        return await asyncio.to_thread(decode_video, data, max_frames=frames, max_pixels=pixels, param=param)
+
+    async def _image(self, source: str, param: str) -> Video:
+        data = await self._bytes(source, param)
+        return await asyncio.to_thread(decode_image, data, max_pixels=self.policy.max_pixels, param=param)
+
+    async def _bytes(self, source: str, param: str) -> bytes:
+        if _NAMES_A_PLACE.match(source):
+            return await fetch(source, self.policy, param=param)
+        return await asyncio.to_thread(decode_base64, source, self.policy, param=param)
 
 
-def _parts(message: ChatMessage, index: int, policy: MediaPolicy) -> list[Awaitable[Part]]:
+def _content(message: ChatMessage, index: int) -> list[ContentPart]:
     content: list[ContentPart] = list(message.content)
     if not content and message.audio is not None and message.audio.transcript is not None:
         content = [TextPart(type="text", text=message.audio.transcript)]
@@ -57,46 +123,7 @@ def _parts(message: ChatMessage, index: int, policy: MediaPolicy) -> list[Awaita
                 f"{part.type} in a message of {message.role!r}; only the user's messages may have media",
                 param=f"messages[{index}].content[{number}]",
             )
-    return [_load(part, policy, f"messages[{index}].content[{number}]") for number, part in enumerate(content)]
-
-
-async def _load(part: ContentPart, policy: MediaPolicy, where: str) -> Part:
-    param = f"{where}.{part.type}"
-    match part:
-        case TextPart():
-            return Text(part.text)
-        case AudioUrlPart():
-            return await load_audio(part.audio_url.url, policy, param=param)
-        case InputAudioPart():
-            return await load_audio(part.input_audio.data, policy, param=param)
-        case VideoUrlPart():
-            return await load_video(part.video_url.url, policy, param=param)
-        case ImageUrlPart():
-            return await load_image(part.image_url.url, policy, param=param)
-
-
-async def load_audio(source: str, policy: MediaPolicy, *, param: str) -> Audio:
-    """source is a URL, a data URL or bare base64."""
-    data = await _bytes(source, policy, param)
-    return await asyncio.to_thread(decode_audio, data, max_s=policy.max_audio_s, param=param)
-
-
-async def load_video(source: str, policy: MediaPolicy, *, param: str) -> Video:
-    data = await _bytes(source, policy, param)
-    return await asyncio.to_thread(
-        decode_video, data, max_frames=policy.max_video_frames, max_pixels=policy.max_pixels, param=param
-    )
-
-
-async def load_image(source: str, policy: MediaPolicy, *, param: str) -> Video:
-    data = await _bytes(source, policy, param)
-    return await asyncio.to_thread(decode_image, data, max_pixels=policy.max_pixels, param=param)
-
-
-async def _bytes(source: str, policy: MediaPolicy, param: str) -> bytes:
-    if _NAMES_A_PLACE.match(source):
-        return await fetch(source, policy, param=param)
-    return await asyncio.to_thread(decode_base64, source, policy, param=param)
+    return content
 
 
 async def together(work: Sequence[Awaitable[T]]) -> list[T]:

@@ -277,6 +277,11 @@ async def read_body(request: Request, kind: type[B]) -> B:
         data = pydantic_core.from_json(await request.body(), allow_inf_nan=False)
     except ValueError as error:
         raise BadRequest(f"the body is not JSON: {error}") from None
+    return checked(kind, data)
+
+
+def checked(kind: type[B], data: Any) -> B:
+    """A body from parsed JSON. Raises BadRequest with the path to the first problem."""
     if not isinstance(data, dict):
         raise BadRequest("the body must be a JSON object")
     try:

@@ -31,7 +31,7 @@ from aura_omni.flow import (
 )
 from aura_omni.server.app import ServerConfig, create_app
 
-WAIT_S = 10.0  # no wait in these tests takes longer; most take milliseconds
+WAIT_S = 30.0  # no wait in these tests takes longer; most take milliseconds
 USAGE = Usage(
     prompt_text_tokens=11,
     prompt_audio_tokens=13,

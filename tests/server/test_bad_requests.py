@@ -264,6 +264,15 @@ def test_what_the_pipeline_refuses_has_its_status(refusal: Any, kind: Any, strea
     assert ("retry-after" in raised.value.response.headers) == isinstance(refusal, Overloaded)
 
 
+def test_more_media_than_the_server_takes_is_refused_before_decoding() -> None:
+    clip = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}
+    body = {"messages": [{"role": "user", "content": [clip, {"type": "text", "text": "?"}, clip]}]}
+    with serving(FakePipeline(), ServerConfig(media_limits={"video": 1})) as url:
+        error = assert_error(httpx.post(f"{url}/v1/chat/completions", json=body), 400)
+    assert error["param"] == "messages[0].content[2]"
+    assert "more than 1 video" in error["message"]
+
+
 # ---------------------------------------------------------------- around a request
 
 

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+from dataclasses import fields
 from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from aura_omni.flow import STAGES, TurnRequest, Voice
+from aura_omni.errors import AuraError
+from aura_omni.flow import STAGES, Sampling, TurnRequest, Voice
+from aura_omni.media.fetch import MediaPolicy
+from aura_omni.server.chat import turn_request, wanted_of
+from aura_omni.server.errors import error_body
+from aura_omni.server.parts import MediaReader
 from aura_omni.server.sampling import stage_sampling
-from aura_omni.server.schemas import ChatRequest
+from aura_omni.server.schemas import ChatRequest, checked
 from aura_omni.server.voice import voice_request
 from tests.server.conftest import wav_bytes
 from tests.server.fake import FakePipeline, serving
@@ -125,3 +134,36 @@ def test_a_pipeline_without_voice_answers_in_text_by_default() -> None:
     status, (request,) = submitted(("asr", "aura"))
     assert (status, request.speak) == (200, False)
     assert submitted(("talker", "code2wav")) == (404, [])
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+NAMES = st.sampled_from(sorted(ChatRequest.model_fields)) | st.sampled_from(sorted(ChatRequest.not_served))
+MESSAGE_NAMES = st.sampled_from(["role", "content", "audio", "name", "tool_calls"])
+STAGE_ENTRIES = st.dictionaries(st.sampled_from([item.name for item in fields(Sampling)]), JSON_VALUES, max_size=3)
+INFORMATION = st.dictionaries(st.sampled_from(["tts_speaker", "tts_task_type", "tts_max_new_tokens"]), JSON_VALUES)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.dictionaries(NAMES, JSON_VALUES, max_size=3),
+    st.dictionaries(MESSAGE_NAMES, JSON_VALUES, max_size=3),
+    st.lists(STAGE_ENTRIES, max_size=4),
+    INFORMATION,
+)
+def test_no_json_value_in_any_field_is_more_than_a_bad_request(
+    top: dict[str, Any], message: dict[str, Any], entries: list[Any], information: dict[str, Any]
+) -> None:
+    raw = {"messages": [message, *HELLO], "sampling_params_list": entries, "additional_information": information, **top}
+    refusal: AuraError | None = None
+    try:
+        asked = checked(ChatRequest, raw)
+        asyncio.run(turn_request(asked, STAGES, wanted_of(asked, FakePipeline()), MediaReader(MediaPolicy())))
+    except AuraError as error:
+        refusal = error
+    if refusal is not None:
+        assert 400 <= refusal.status < 500
+        assert len(error_body(refusal)["error"]["message"]) <= 500
