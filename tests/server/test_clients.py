@@ -127,3 +127,19 @@ def test_the_curl_script_sends_files_and_writes_the_answer(clips: tuple[Path, Pa
     assert done.stdout.splitlines() == ["Hello there.", "text: aura_output/answer.txt", "audio: aura_output/answer.wav"]
     assert_spoken(tmp_path)
     assert [type(part) for part in pipeline.requests[0].messages[0].parts] == [Video, Audio]
+
+
+def test_without_arguments_the_clients_send_the_samples(tmp_path: Path) -> None:
+    pipeline = FakePipeline()
+    with serving(pipeline) as url:
+        port = url.rpartition(":")[2]
+        for command in (client(port), ["bash", SCRIPT, port]):
+            done = run(command, tmp_path, HOST="127.0.0.1")
+            assert done.returncode == 0, done.stderr
+    for request in pipeline.requests:
+        video, audio = request.messages[0].parts
+        assert isinstance(video, Video)
+        assert isinstance(audio, Audio)
+        assert audio.duration_s > 1
+        assert len(video.frames) >= 2
+    assert len(pipeline.requests) == 2
