@@ -10,6 +10,7 @@ AuraError                     500  internal_error
 ├── Forbidden                 403  forbidden_media        a path or host outside the allow-list
 ├── NotFound                  404  not_found
 │   └── ModelNotFound         404  model_not_found
+├── MethodNotAllowed          405  method_not_allowed
 ├── TooLarge                  413  request_too_large
 ├── Overloaded                429  overloaded             admission limits; try again later
 ├── ConfigError               500  config_error           at start, never while serving
@@ -73,6 +74,10 @@ class NotFound(AuraError):
 
 class ModelNotFound(NotFound):
     code = "model_not_found"
+
+
+class MethodNotAllowed(AuraError):
+    status, code, type = 405, "method_not_allowed", "invalid_request_error"
 
 
 class TooLarge(AuraError):

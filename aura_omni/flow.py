@@ -138,12 +138,12 @@ def checked_sampling(changes: Mapping[str, Any]) -> dict[str, Any]:
                 raise BadRequest(f"{name} is {value!r}; it must be a number from {low:g} to {high:g}", param=name)
             clean[name] = value
         elif name == "stop":
-            texts = (value,) if isinstance(value, str) else tuple(value)
+            texts = value if isinstance(value, list | tuple) else (value,)
             if not all(isinstance(text, str) and text for text in texts):
                 raise BadRequest(f"stop is {value!r}; it must be a non-empty string or a list of them", param=name)
-            clean[name] = texts
+            clean[name] = tuple(texts)
         elif name == "stop_token_ids":
-            if not all(isinstance(token, int) and token >= 0 for token in value):
+            if not isinstance(value, list | tuple) or not all(type(token) is int and token >= 0 for token in value):
                 raise BadRequest(f"stop_token_ids is {value!r}; it must be a list of token ids", param=name)
             clean[name] = tuple(value)
         elif name == "logit_bias":

@@ -1,0 +1,113 @@
+"""Every failure leaves in one shape: {"error": {message, type, param, code}}, short and without the caller's payload."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from aura_omni.errors import (
+    AuraError,
+    BadRequest,
+    MethodNotAllowed,
+    NotFound,
+    Overloaded,
+    Unauthorized,
+    Unavailable,
+    UnsupportedOption,
+)
+
+MESSAGE_LENGTH = 500  # characters; a message may quote a value, never a payload
+_RETRY_AFTER_S = {Unavailable: 5, Overloaded: 1}
+
+
+def error_body(error: AuraError) -> dict[str, Any]:
+    message = error.message
+    if len(message) > MESSAGE_LENGTH:
+        message = message[: MESSAGE_LENGTH - 3] + "..."
+    return {"error": {"message": message, "type": error.type, "param": error.param, "code": error.code}}
+
+
+def error_response(error: AuraError) -> JSONResponse:
+    headers = {}
+    for kind, seconds in _RETRY_AFTER_S.items():
+        if isinstance(error, kind):
+            headers["retry-after"] = str(seconds)
+    if isinstance(error, Unauthorized):
+        headers["www-authenticate"] = "Bearer"
+    return JSONResponse(error_body(error), status_code=error.status, headers=headers)
+
+
+def error_line(error: AuraError) -> bytes:
+    """The last line of an event stream that failed; no [DONE] follows it."""
+    return b"data: " + json.dumps(error_body(error)).encode() + b"\n\n"
+
+
+def bad_request(invalid: ValidationError) -> BadRequest:
+    """The first problem of a body, with the path to it; the input itself is not repeated."""
+    problem = invalid.errors(include_url=False, include_input=False)[0]
+    path = _path(problem["loc"])
+    context = problem.get("ctx", {})
+    if problem["type"] in ("unknown_field", "unsupported_option"):
+        path = f"{path}.{context['field']}" if path else str(context["field"])
+        kind = UnsupportedOption if problem["type"] == "unsupported_option" else BadRequest
+        return kind(problem["msg"], param=path)
+    if problem["type"] == "missing":
+        return BadRequest(f"{path} is required", param=path)
+    if problem["type"] == "union_tag_invalid":
+        return BadRequest(f"{path}.type is not served; it must be one of {context['expected_tags']}", param=path)
+    if problem["type"] == "union_tag_not_found":
+        return BadRequest(f"{path}.type is required: what kind of content part is this?", param=path)
+    message = problem["msg"].replace("Input should", "it should", 1)
+    return BadRequest(f"{path or 'the body'}: {message}", param=path or None)
+
+
+def _path(location: Sequence[int | str]) -> str:
+    """('messages', 0, 'content', 1, 'audio_url', 'audio_url', 'url') -> messages[0].content[1].audio_url.url"""
+    path = ""
+    for index, step in enumerate(location):
+        if isinstance(step, int):
+            path += f"[{step}]"
+        elif index >= 2 and location[index - 2] == "content" and isinstance(location[index - 1], int):
+            continue  # which member of the union of content parts was tried, not a field of the body
+        else:
+            path += f".{step}" if path else step
+    return path
+
+
+def install(app: FastAPI) -> None:
+    """Answer every exception of the app in the shape above."""
+
+    async def from_aura(_: Request, error: Exception) -> Response:
+        assert isinstance(error, AuraError)
+        return error_response(error)
+
+    async def from_http(_: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        served = ", ".join(
+            f"{method.upper()} {path}" for path, item in app.openapi()["paths"].items() for method in item
+        )
+        if error.status_code == 404:
+            return error_response(NotFound(f"no such endpoint; this server has {served}"))
+        if error.status_code == 405:
+            response = error_response(MethodNotAllowed(f"wrong method for this path; this server has {served}"))
+            response.headers.update(error.headers or {})
+            return response
+        return error_response(BadRequest(str(error.detail)))
+
+    async def from_bug(request: Request, _: Exception) -> Response:
+        # The handler of Exception runs outside all middleware, so the header is added here; uvicorn logs the trace.
+        request_id = request.scope["state"]["request_id"]
+        response = error_response(AuraError(f"the server failed; its log has the reason under {request_id}"))
+        response.headers["x-request-id"] = request_id
+        return response
+
+    app.add_exception_handler(AuraError, from_aura)
+    app.add_exception_handler(HTTPException, from_http)
+    app.add_exception_handler(Exception, from_bug)

@@ -1,0 +1,73 @@
+"""A pipeline that is still loading: it answers "not yet", so that the port can be open meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from aura_omni.errors import AuraError, Unavailable
+from aura_omni.flow import Event, StageName, TurnRequest
+from aura_omni.server.turns import Pipeline, Turn
+
+
+class LoadingPipeline:
+    """Runs load() in a thread and then stands for its result. on_loaded is called in that thread, also on failure."""
+
+    def __init__(self, load: Callable[[], Pipeline], on_loaded: Callable[[], None]) -> None:
+        self.failure: BaseException | None = None
+        self._load = load
+        self._on_loaded = on_loaded
+        self._lock = threading.Lock()
+        self._loaded: Pipeline | None = None
+        self._closed = False
+        # Loading cannot be interrupted; as a daemon it does not keep a process that was told to stop
+        self._thread = threading.Thread(target=self._run, name="loading", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            pipeline = self._load()
+        except BaseException as error:  # whatever it is, it is raised again where the server was started
+            self.failure = error
+        else:
+            with self._lock:
+                self._loaded = pipeline
+                closed = self._closed
+            if closed:
+                pipeline.close()
+                return
+        self._on_loaded()
+
+    @property
+    def ready(self) -> bool:
+        return self._loaded is not None and self._loaded.ready
+
+    @property
+    def reason(self) -> str:
+        if self._loaded is not None:
+            return self._loaded.reason
+        if isinstance(self.failure, AuraError):
+            return f"starting failed: {self.failure.message}"
+        return "the server is loading its checkpoints; ask again in a moment"
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        return self._loaded.served_names if self._loaded is not None else ()
+
+    @property
+    def stages(self) -> tuple[StageName, ...]:
+        return self._loaded.stages if self._loaded is not None else ()
+
+    def submit(self, request: TurnRequest, sink: Callable[[Event], None]) -> Turn:
+        if self._loaded is None:
+            raise Unavailable(self.reason)
+        return self._loaded.submit(request, sink)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            loaded = self._loaded
+        if loaded is not None:
+            loaded.close()

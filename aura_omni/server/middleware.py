@@ -1,0 +1,110 @@
+"""What surrounds every request: its id, the API key, the size of its body. Plain ASGI, so streams pass untouched."""
+
+from __future__ import annotations
+
+import hmac
+import re
+import uuid
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from aura_omni.errors import TooLarge, Unauthorized
+from aura_omni.server.errors import error_response
+
+_USABLE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_OPEN_PATHS = frozenset({"/health"})
+
+
+class RequestId:
+    """Puts x-request-id on every response: the caller's, if it is harmless to repeat, or a new one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if _USABLE_ID.fullmatch(given) else uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        await self.app(scope, receive, named)
+
+
+class ApiKeys:
+    """Refuses requests without one of the keys; /health and CORS preflights stay open."""
+
+    def __init__(self, app: ASGIApp, *, keys: Sequence[str]) -> None:
+        self.app = app
+        self._keys = tuple(key.encode() for key in keys)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        kind = scope["type"]
+        if kind == "lifespan" or scope["path"] in _OPEN_PATHS or scope.get("method") == "OPTIONS" or self._known(scope):
+            await self.app(scope, receive, send)
+        elif kind == "websocket":
+            await send({"type": "websocket.close", "code": 1008, "reason": "API key missing or wrong"})
+        else:
+            error = Unauthorized("API key missing or wrong; send the header 'Authorization: Bearer KEY'")
+            await error_response(error)(scope, receive, send)
+
+    def _known(self, scope: Scope) -> bool:
+        scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
+        token = given.strip().encode("latin-1")  # as Starlette decoded it
+        # Every key is compared, whichever matches
+        matches = sum(hmac.compare_digest(token, key) for key in self._keys)
+        return scheme.lower() == "bearer" and matches > 0
+
+
+class BodyLimit:
+    """Refuses bodies over a number of bytes, by Content-Length or, without one, as they arrive."""
+
+    def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
+        self.app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        announced = int(headers.get("content-length", "0"))
+        if announced > self._max_bytes:
+            # Most clients look for an answer only when they have sent all; one that waits for "100 Continue" does not
+            if "expect" not in headers:
+                await _discard(receive, self._max_bytes)
+            await error_response(self._error(f"{announced:,} bytes"))(scope, receive, send)
+            return
+        received = 0
+
+        async def limited() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self._max_bytes:
+                raise self._error("larger")
+            return message
+
+        await self.app(scope, limited, send)
+
+    def _error(self, size: str) -> TooLarge:
+        return TooLarge(
+            f"the body is {size}; this server takes {self._max_bytes:,} bytes. Send a shorter clip, "
+            "or raise max_body_bytes"
+        )
+
+
+async def _discard(receive: Receive, max_bytes: int) -> None:
+    while max_bytes > 0:
+        message = await receive()
+        max_bytes -= len(message.get("body", b""))
+        if not message.get("more_body", False):
+            return

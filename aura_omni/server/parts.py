@@ -1,0 +1,136 @@
+"""Messages of a chat request as flow data: media fetched and decoded, in order, errors naming the part."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from aura_omni.errors import BadRequest
+from aura_omni.flow import Audio, Message, Part, Role, Text, Video
+from aura_omni.media.audio import decode_audio
+from aura_omni.media.fetch import MediaPolicy, decode_base64, fetch
+from aura_omni.media.image import decode_image
+from aura_omni.media.video import decode_video
+from aura_omni.server.schemas import (
+    AudioUrlPart,
+    ChatMessage,
+    ContentPart,
+    ImageUrlPart,
+    InputAudioPart,
+    TextPart,
+    VideoUrlPart,
+)
+
+T = TypeVar("T")
+
+_ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_KINDS = {"audio_url": "audio", "input_audio": "audio", "video_url": "video", "image_url": "image"}
+_NAMES_A_PLACE = re.compile(r"(?!data:)[A-Za-z][A-Za-z0-9+.-]*:", re.IGNORECASE)  # base64 has no colon
+
+
+@dataclass(frozen=True, slots=True)
+class MediaReader:
+    """What messages point at, as flow data. most: how many "audio", "image" and "video" parts one request may have."""
+
+    policy: MediaPolicy
+    most: Mapping[str, int] = field(default_factory=dict)
+
+    async def messages(self, messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
+        """All messages, their media side by side. Raises AuraError naming messages[i].content[j]."""
+        roles = [_ROLES[message.role] for message in messages]
+        if roles[-1] != "user":
+            raise BadRequest(
+                f"the last message is from {roles[-1]!r}; a turn answers the user, so end with a user message",
+                param=f"messages[{len(messages) - 1}].role",
+            )
+        contents = [_content(message, index) for index, message in enumerate(messages)]
+        self._count(contents)
+        loaded = iter(
+            await together(
+                [
+                    self._load(part, f"messages[{index}].content[{number}]")
+                    for index, content in enumerate(contents)
+                    for number, part in enumerate(content)
+                ]
+            )
+        )
+        return tuple(
+            Message(role, tuple(next(loaded) for _ in content)) for role, content in zip(roles, contents, strict=True)
+        )
+
+    def _count(self, contents: Sequence[Sequence[ContentPart]]) -> None:
+        found: dict[str, int] = {}
+        for index, content in enumerate(contents):
+            for number, part in enumerate(content):
+                kind = _KINDS.get(part.type)
+                if kind is None:
+                    continue
+                found[kind] = found.get(kind, 0) + 1
+                if found[kind] > self.most.get(kind, found[kind]):
+                    raise BadRequest(
+                        f"more than {self.most[kind]} {kind} parts, the limit of this server; send fewer, "
+                        "or raise limit_mm_per_prompt",
+                        param=f"messages[{index}].content[{number}]",
+                    )
+
+    async def _load(self, part: ContentPart, where: str) -> Part:
+        param = f"{where}.{part.type}"
+        match part:
+            case TextPart():
+                return Text(part.text)
+            case AudioUrlPart():
+                return await self.audio(part.audio_url.url, param=param)
+            case InputAudioPart():
+                return await self.audio(part.input_audio.data, param=param)
+            case VideoUrlPart():
+                return await self._video(part.video_url.url, param)
+            case ImageUrlPart():
+                return await self._image(part.image_url.url, param)
+
+    async def audio(self, source: str, *, param: str) -> Audio:
+        """source is a URL, a data URL or bare base64."""
+        data = await self._bytes(source, param)
+        return await asyncio.to_thread(decode_audio, data, max_s=self.policy.max_audio_s, param=param)
+
+    async def _video(self, source: str, param: str) -> Video:
+        data = await self._bytes(source, param)
+        frames, pixels = self.policy.max_video_frames, self.policy.max_pixels
+        return await asyncio.to_thread(decode_video, data, max_frames=frames, max_pixels=pixels, param=param)
+
+    async def _image(self, source: str, param: str) -> Video:
+        data = await self._bytes(source, param)
+        return await asyncio.to_thread(decode_image, data, max_pixels=self.policy.max_pixels, param=param)
+
+    async def _bytes(self, source: str, param: str) -> bytes:
+        if _NAMES_A_PLACE.match(source):
+            return await fetch(source, self.policy, param=param)
+        return await asyncio.to_thread(decode_base64, source, self.policy, param=param)
+
+
+def _content(message: ChatMessage, index: int) -> list[ContentPart]:
+    content: list[ContentPart] = list(message.content)
+    if not content and message.audio is not None and message.audio.transcript is not None:
+        content = [TextPart(type="text", text=message.audio.transcript)]
+    if not content:
+        way_out = "; earlier audio is not kept here, send its transcript as content" if message.audio else ""
+        raise BadRequest(f"messages[{index}].content is empty{way_out}", param=f"messages[{index}].content")
+    for number, part in enumerate(content):
+        if message.role != "user" and not isinstance(part, TextPart):
+            raise BadRequest(
+                f"{part.type} in a message of {message.role!r}; only the user's messages may have media",
+                param=f"messages[{index}].content[{number}]",
+            )
+    return content
+
+
+async def together(work: Sequence[Awaitable[T]]) -> list[T]:
+    """All results in order. The first failure cancels the others and is raised as it is, not in a group."""
+    tasks = [asyncio.ensure_future(item) for item in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()

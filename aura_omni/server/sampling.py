@@ -1,0 +1,98 @@
+"""Which stage gets which sampling fields of a chat request.
+
+Only what the request sets; the pipeline lays it over the deploy file. OpenAI's fields speak of the text that the user
+reads, so they go to the stage that writes it and beat that stage's entry in sampling_params_list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from aura_omni.errors import BadRequest, UnsupportedOption
+from aura_omni.flow import Sampling, StageName, checked_sampling
+from aura_omni.server.schemas import ChatRequest, asks_nothing, nearest
+
+_SAMPLING = tuple(field.name for field in fields(Sampling))
+_DIRECT = tuple(name for name in _SAMPLING if name in ChatRequest.model_fields)
+# Fields of vLLM's SamplingParams that are not ours
+_NOT_SERVED = frozenset({
+    "n", "best_of", "length_penalty", "early_stopping", "use_beam_search", "logprobs", "prompt_logprobs",
+    "flat_logprobs", "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output",
+    "truncate_prompt_tokens", "output_kind", "logits_processors", "bad_words", "allowed_token_ids", "extra_args",
+    "guided_decoding", "structured_outputs", "skip_clone",
+})  # fmt: skip
+
+
+def text_stage(stages: Sequence[StageName]) -> StageName | None:
+    """The stage that writes the text of the answer, if any does."""
+    for stage in ("aura", "asr"):
+        if stage in stages:
+            return stage
+    return None
+
+
+def stage_sampling(body: ChatRequest, stages: Sequence[StageName]) -> dict[StageName, Mapping[str, Any]]:
+    """Checked fields for each stage that the request mentions. Raises BadRequest naming entry, field and limit."""
+    by_stage: dict[StageName, dict[str, Any]] = {}
+    for index, entry in enumerate(_entries(body.sampling_params_list, stages)):
+        by_stage[stages[index]] = _checked_entry(entry, f"sampling_params_list[{index}]")
+    direct = checked_sampling({name: getattr(body, name) for name in _DIRECT})
+    longest = _checked_longest(body.max_completion_tokens)
+    if longest is not None and direct.setdefault("max_tokens", longest) != longest:
+        raise BadRequest(
+            f"max_tokens is {direct['max_tokens']} and max_completion_tokens is {longest}; give one of them",
+            param="max_completion_tokens",
+        )
+    writer = text_stage(stages)
+    if writer is not None and direct:
+        by_stage.setdefault(writer, {}).update(direct)
+    if "seed" in direct and "talker" in stages:
+        by_stage.setdefault("talker", {}).setdefault("seed", direct["seed"])
+    return {stage: entry for stage, entry in by_stage.items() if entry}
+
+
+def _checked_longest(max_completion_tokens: Any) -> int | None:
+    """OpenAI's newer name of max_tokens."""
+    try:
+        return checked_sampling({"max_tokens": max_completion_tokens}).get("max_tokens")
+    except BadRequest as error:
+        name = "max_completion_tokens"
+        raise BadRequest(error.message.replace("max_tokens", name), param=name) from None
+
+
+def _entries(given: Any, stages: Sequence[StageName]) -> list[Mapping[str, Any]]:
+    if given is None:
+        return []
+    if not isinstance(given, list) or not all(isinstance(entry, dict) for entry in given):
+        raise BadRequest(
+            "Invalid sampling params: sampling_params_list must be a list of objects, one for each stage",
+            param="sampling_params_list",
+        )
+    if len(given) > len(stages):
+        raise BadRequest(
+            f"Invalid sampling params: {len(given)} entries for {len(stages)} stages ({', '.join(stages)})",
+            param="sampling_params_list",
+        )
+    return given
+
+
+def _checked_entry(entry: Mapping[str, Any], where: str) -> dict[str, Any]:
+    ours: dict[str, Any] = {}
+    for name, value in entry.items():
+        if name in _SAMPLING:
+            ours[name] = value
+        elif name == "detokenize":
+            if value is not None and not isinstance(value, bool):
+                raise BadRequest(f"{where}.detokenize must be true or false", param=f"{where}.detokenize")
+        elif name in _NOT_SERVED:
+            if not asks_nothing(name, value):
+                raise UnsupportedOption(f"{where}.{name} is not served; leave it out", param=f"{where}.{name}")
+        else:
+            hint = nearest(name, _SAMPLING)
+            raise BadRequest(f"{where}: unknown field {name[:60]!r}{hint}", param=f"{where}.{name[:60]}")
+    try:
+        return checked_sampling(ours)
+    except BadRequest as error:
+        raise BadRequest(f"Invalid sampling params: {error.message}", param=f"{where}.{error.param}") from None

@@ -1,0 +1,307 @@
+"""The bodies that clients may send. Every field is served, harmless to leave alone, or refused by name.
+
+Harmless: `user`, `metadata`, `store`, `safety_identifier`, `prompt_cache_key`, `prompt_cache_retention`, `prediction`,
+`service_tier` and `parallel_tool_calls` of a chat, and `name` of a message. They label, bill or speed up; no answer
+would differ. A field that is known elsewhere but not served here is accepted as long as it asks for nothing (null,
+false, empty, or the value in `ASKS_NOTHING`); anything else is refused by name, and an unknown name with its neighbour.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+import pydantic_core
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
+from starlette.requests import Request
+
+from aura_omni.errors import BadRequest
+from aura_omni.server.errors import bad_request
+
+# flow.checked_sampling checks these, with their limits in its messages
+Number = Annotated[Any, WithJsonSchema({"type": ["number", "null"]})]
+Integer = Annotated[Any, WithJsonSchema({"type": ["integer", "null"]})]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """'; did you mean 'x'?' for a misspelt name, or nothing."""
+    close = difflib.get_close_matches(name[:60], list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+ASKS_NOTHING: Mapping[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "chat_template_content_format": ("auto",),
+    "length_penalty": (1.0,),
+    "n": (1,),
+    "output_kind": (0,),
+    "priority": (0,),
+    "reasoning_effort": ("none",),
+    "response_format": ({"type": "text"},),
+    "tool_choice": ("none", "auto"),
+    "top_logprobs": (0,),
+}
+
+_TRUE_BY_DEFAULT = frozenset({"add_generation_prompt", "skip_special_tokens", "spaces_between_special_tokens"})
+
+
+def asks_nothing(name: str, value: Any) -> bool:
+    """Whether leaving this field alone does what it says."""
+    if name in _TRUE_BY_DEFAULT:
+        return value is None or value is True
+    if value is None or value is False or value in ("", [], {}):
+        return True
+    return any(value == neutral and type(value) is type(neutral) for neutral in ASKS_NOTHING.get(name, ()))
+
+
+class Body(BaseModel):
+    """A JSON object whose field names are all known."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+    not_served: ClassVar[frozenset[str]] = frozenset()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _names_are_known(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        for name, value in data.items():
+            if name in cls.model_fields:
+                continue
+            if name in cls.not_served:
+                if asks_nothing(name, value):
+                    continue
+                raise PydanticCustomError("unsupported_option", "{field} is not served; leave it out", {"field": name})
+            raise PydanticCustomError(
+                "unknown_field",
+                "unknown field '{field}'{hint}",
+                {"field": name[:60], "hint": nearest(name, cls.model_fields)},
+            )
+        return data
+
+
+B = TypeVar("B", bound=Body)
+
+
+# ---------------------------------------------------------------- messages
+
+
+class Url(Body):
+    url: str
+    detail: Literal["auto", "high"] | None = None  # pictures are always seen in full detail
+
+
+class InputAudio(Body):
+    data: str
+    format: str | None = None  # not trusted: the bytes say what they are
+
+
+class Part(Body):
+    not_served = frozenset({"uuid", "prompt_cache_breakpoint"})
+
+
+def _as_object(data: Any, name: str, field: str) -> Any:
+    """The short spelling {"type": "image_url", "image_url": "https://..."} as the long one."""
+    if isinstance(data, dict) and isinstance(data.get(name), str):
+        return {**data, name: {field: data[name]}}
+    return data
+
+
+class TextPart(Part):
+    type: Literal["text"]
+    text: str
+
+
+class AudioUrlPart(Part):
+    type: Literal["audio_url"]
+    audio_url: Url
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, data: Any) -> Any:
+        return _as_object(data, "audio_url", "url")
+
+
+class InputAudioPart(Part):
+    type: Literal["input_audio"]
+    input_audio: InputAudio
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, data: Any) -> Any:
+        return _as_object(data, "input_audio", "data")
+
+
+class VideoUrlPart(Part):
+    type: Literal["video_url"]
+    video_url: Url
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, data: Any) -> Any:
+        return _as_object(data, "video_url", "url")
+
+
+class ImageUrlPart(Part):
+    type: Literal["image_url"]
+    image_url: Url
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, data: Any) -> Any:
+        return _as_object(data, "image_url", "url")
+
+
+ContentPart = Annotated[
+    TextPart | AudioUrlPart | InputAudioPart | VideoUrlPart | ImageUrlPart, Field(discriminator="type")
+]
+
+
+class EarlierAudio(BaseModel):
+    """The audio of an earlier answer. Answers are not kept, so its id means nothing here; its transcript does."""
+
+    transcript: str | None = None
+
+
+class ChatMessage(Body):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: list[ContentPart] = []
+    audio: EarlierAudio | None = None
+    name: str | None = None
+    not_served = frozenset({"tool_calls", "tool_call_id", "function_call", "refusal", "annotations", "reasoning",
+                            "reasoning_content"})  # fmt: skip
+
+    @model_validator(mode="before")
+    @classmethod
+    def _content_is_a_list(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            if isinstance(data.get("content"), str):
+                return {**data, "content": [{"type": "text", "text": data["content"]}]}
+            if data.get("content") is None:
+                return {**data, "content": []}
+        return data
+
+
+# ---------------------------------------------------------------- chat
+
+
+class SpeakerId(Body):
+    id: str
+
+
+class AudioOptions(Body):
+    voice: str | SpeakerId | None = None
+    format: str | None = None
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+    not_served = frozenset({"continuous_usage_stats", "include_obfuscation"})
+
+
+class ChatRequest(Body):
+    """POST /v1/chat/completions."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    model: str | None = None
+    modalities: Annotated[Any, WithJsonSchema({"type": ["array", "null"], "items": {"enum": ["text", "audio"]}})] = None
+    audio: AudioOptions | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    voice: str | SpeakerId | None = None
+    speaker: str | None = None
+    instructions: str | None = None
+    language: str | None = None
+    additional_information: dict[str, Any] | None = None
+
+    sampling_params_list: Annotated[
+        Any, WithJsonSchema({"type": ["array", "null"], "items": {"type": "object"}})
+    ] = None  # fmt: skip
+    temperature: Number = None
+    top_p: Number = None
+    top_k: Integer = None
+    min_p: Number = None
+    max_tokens: Integer = None
+    max_completion_tokens: Integer = None
+    min_tokens: Integer = None
+    seed: Integer = None
+    stop: Annotated[Any, WithJsonSchema({"type": ["string", "array", "null"], "items": {"type": "string"}})] = None
+    stop_token_ids: Annotated[Any, WithJsonSchema({"type": ["array", "null"], "items": {"type": "integer"}})] = None
+    presence_penalty: Number = None
+    frequency_penalty: Number = None
+    repetition_penalty: Number = None
+    logit_bias: Annotated[Any, WithJsonSchema({"type": ["object", "null"]})] = None
+    ignore_eos: Annotated[Any, WithJsonSchema({"type": ["boolean", "null"]})] = None
+
+    # Harmless to leave alone
+    user: Any = None
+    metadata: Any = None
+    store: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    prediction: Any = None
+    service_tier: Any = None
+    parallel_tool_calls: Any = None
+
+    not_served = frozenset({
+        # OpenAI
+        "n", "tools", "tool_choice", "functions", "function_call", "logprobs", "top_logprobs", "response_format",
+        "reasoning_effort", "verbosity", "web_search_options", "moderation", "prompt_cache_options",
+        # vLLM
+        "best_of", "use_beam_search", "length_penalty", "include_stop_str_in_output", "skip_special_tokens",
+        "spaces_between_special_tokens", "truncate_prompt_tokens", "prompt_logprobs", "allowed_token_ids",
+        "bad_words", "echo", "add_generation_prompt", "continue_final_message", "add_special_tokens", "documents",
+        "chat_template", "chat_template_kwargs", "chat_template_content_format", "mm_processor_kwargs",
+        "media_io_kwargs", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+        "guided_decoding_backend", "guided_whitespace_pattern", "structural_tag", "priority", "request_id",
+        "logits_processors", "return_tokens_as_token_ids", "return_token_ids", "cache_salt", "kv_transfer_params",
+        "vllm_xargs", "include_reasoning", "thinking_token_budget",
+        # vLLM-Omni
+        "return_stage_metrics", "ref_audio", "ref_text", "task_type",
+    })  # fmt: skip
+
+
+# ---------------------------------------------------------------- reading
+
+
+async def read_body(request: Request, kind: type[B]) -> B:
+    """The JSON body of a request. Raises BadRequest with the path to the first problem, TooLarge from the limit."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise BadRequest("the body must be JSON; send the header 'Content-Type: application/json'")
+    try:
+        data = pydantic_core.from_json(await request.body(), allow_inf_nan=False)
+    except ValueError as error:
+        raise BadRequest(f"the body is not JSON: {error}") from None
+    return checked(kind, data)
+
+
+def checked(kind: type[B], data: Any) -> B:
+    """A body from parsed JSON. Raises BadRequest with the path to the first problem."""
+    if not isinstance(data, dict):
+        raise BadRequest("the body must be a JSON object")
+    try:
+        return kind.model_validate(data)
+    except ValidationError as invalid:
+        raise bad_request(invalid) from None
+
+
+def documented(kind: type[Body]) -> dict[str, Any]:
+    """The OpenAPI entry of an endpoint that uses read_body."""
+    schema = kind.model_json_schema()
+    definitions = schema.pop("$defs", {})
+
+    def inlined(node: Any) -> Any:
+        if isinstance(node, dict):
+            if "$ref" in node:
+                return inlined(definitions[node["$ref"].rpartition("/")[2]])
+            return {key: inlined(value) for key, value in node.items() if key != "discriminator"}
+        if isinstance(node, list):
+            return [inlined(item) for item in node]
+        return node
+
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": inlined(schema)}}}}

@@ -1,0 +1,114 @@
+"""A turn as server-sent events, in one of two shapes.
+
+vLLM-Omni's (default): every chunk says its `modality`; text is in `delta.content`, and so is audio, as base64. A WAV
+stream has ONE header, in front of its first samples; joined and decoded, the audio deltas are one file.
+OpenAI's (the request has an `audio` object): audio is in `delta.audio` {id, data, transcript}; `expires_at` at the end.
+
+In both, `aura.transcripts` comes with the first chunk, a silent turn is a delta `<|silent|>` with `silent: true` at the
+end, and exactly one chunk has a finish_reason. Every line stays under 64 KiB, the limit of common line readers.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from aura_omni.flow import (
+    FRAME_SAMPLES,
+    SILENT_TEXT,
+    VOICE_RATE,
+    AudioChunk,
+    Ended,
+    Event,
+    TextDelta,
+    Transcript,
+)
+from aura_omni.media.audio import pcm16, wav_header
+from aura_omni.server.completion import AUDIO_KEPT_S, Wanted, audio_metadata, finish_reason, usage
+
+DONE = b"data: [DONE]\n\n"
+PIECE_SAMPLES = 6 * FRAME_SAMPLES  # 30 KiB as base64; whole frames are a multiple of three bytes, so without padding
+PIECE_CHARACTERS = 2_000  # twice in a line at most, and up to 12 bytes each as escaped JSON
+
+
+@dataclass(slots=True)
+class ChunkStream:
+    """Turns events into lines; no line comes before there is something to say, so that early failures get a status."""
+
+    wanted: Wanted
+    _transcripts: list[str] = field(default_factory=list)
+    _begun: bool = False
+    _spoken: bool = False
+
+    def lines(self, event: Event) -> Iterator[bytes]:
+        match event:
+            case Transcript():
+                self._transcripts.append(event.text)
+            case TextDelta():
+                for start in range(0, len(event.text), PIECE_CHARACTERS):
+                    yield from self._text(event.text[start : start + PIECE_CHARACTERS])
+            case AudioChunk() if self.wanted.audio:
+                for start in range(0, len(event.samples), PIECE_SAMPLES):
+                    samples = event.samples[start : start + PIECE_SAMPLES]
+                    yield from self._audio(pcm16(samples), len(samples))
+            case Ended():
+                yield from self._end(event)
+
+    def _text(self, text: str) -> Iterator[bytes]:
+        delta: dict[str, Any] = {"content": text} if self.wanted.text else {}
+        if self.wanted.audio and self.wanted.openai_audio:
+            delta["audio"] = {"id": self.wanted.audio_id, "transcript": text}
+        if delta:
+            yield self._chunk(delta, modality="text")
+
+    def _audio(self, data: bytes, samples: int) -> Iterator[bytes]:
+        if self.wanted.audio_format == "wav" and not self._spoken:
+            data = wav_header(VOICE_RATE, None) + data
+        self._spoken = True
+        encoded = base64.b64encode(data).decode()
+        if self.wanted.openai_audio:
+            delta: dict[str, Any] = {"audio": {"id": self.wanted.audio_id, "data": encoded}}
+        else:
+            delta = {"content": encoded}
+        yield self._chunk(delta, modality="audio", audio_metadata=audio_metadata(self.wanted.audio_format, samples))
+
+    def _end(self, ended: Ended) -> Iterator[bytes]:
+        if ended.reason == "silent":
+            yield self._chunk({"content": SILENT_TEXT}, modality="text")
+        delta: dict[str, Any] = {}
+        more: dict[str, Any] = {"silent": ended.reason == "silent"}
+        if self._spoken:
+            more["audio_finish_reason"] = ended.speech_reason or "stop"
+            if self.wanted.openai_audio:
+                delta["audio"] = {"id": self.wanted.audio_id, "expires_at": self.wanted.created + AUDIO_KEPT_S}
+        modality = "audio" if self._spoken else "text"
+        yield self._chunk(delta, modality=modality, finish_reason=finish_reason(ended), **more)
+        if self.wanted.include_usage:
+            yield self._line([], usage=usage(ended.usage))
+        yield DONE
+
+    def _chunk(self, delta: dict[str, Any], *, modality: str, finish_reason: str | None = None, **more: Any) -> bytes:
+        if not self._begun:
+            delta = {"role": "assistant", **delta}
+        choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": None, **more}
+        return self._line([choice], modality=modality)
+
+    def _line(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
+        chunk: dict[str, Any] = {
+            "id": self.wanted.id,
+            "object": "chat.completion.chunk",
+            "created": self.wanted.created,
+            "model": self.wanted.model,
+            "choices": choices,
+        }
+        if self.wanted.include_usage:
+            chunk["usage"] = None
+        if self._transcripts:
+            chunk["aura"] = {"transcripts": self._transcripts}
+            self._transcripts = []
+        self._begun = True
+        # ASCII only: readers that split at Unicode line ends (U+2028, U+0085) would tear a line apart
+        return b"data: " + json.dumps({**chunk, **more}, separators=(",", ":")).encode() + b"\n\n"

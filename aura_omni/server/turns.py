@@ -1,0 +1,107 @@
+"""A turn on the event loop: events cross over from the engine thread, and a client that leaves stops the work.
+
+Knows the pipeline by two small protocols. Knows neither JSON nor audio formats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+from starlette.types import Receive
+
+from aura_omni.flow import Ended, Event, StageName, TurnRequest
+
+
+class Turn(Protocol):
+    def cancel(self) -> None:
+        """Stop all stages of this turn. Thread-safe, idempotent, does nothing after Ended."""
+
+
+class Pipeline(Protocol):
+    @property
+    def ready(self) -> bool:
+        """Whether a turn can be answered now."""
+
+    @property
+    def reason(self) -> str:
+        """Why not, in one sentence, when ready is False."""
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """Model names that requests may use; the first is the default."""
+
+    @property
+    def stages(self) -> tuple[StageName, ...]:
+        """Stages in order; entry i of sampling_params_list is for stage i."""
+
+    def submit(self, request: TurnRequest, sink: Callable[[Event], None]) -> Turn:
+        """Prepare on the CPU and hand the turn to the engine; may take 100 ms, so never call it on the event loop.
+
+        sink gets the turn's events on the engine thread, exactly one Ended last.
+        Raises AuraError for what must not reach the engine.
+        """
+
+    def close(self) -> None:
+        """Stop the engine and free what it holds. Idempotent."""
+
+
+@asynccontextmanager
+async def opened(pipeline: Pipeline, request: TurnRequest) -> AsyncIterator[AsyncIterator[Event]]:
+    """Submit a turn and yield its events, Ended last. Leaving the block cancels what still runs."""
+    loop = asyncio.get_running_loop()
+    # Without a limit of its own: the token and frame budgets of the turn bound what it can hold.
+    events: asyncio.Queue[Event] = asyncio.Queue()
+    listening = True
+
+    def sink(event: Event) -> None:
+        if listening:
+            loop.call_soon_threadsafe(events.put_nowait, event)
+
+    submission = asyncio.ensure_future(asyncio.to_thread(pipeline.submit, request, sink))
+    try:
+        try:
+            turn = await asyncio.shield(submission)
+        except asyncio.CancelledError:
+            submission.add_done_callback(_cancel_late)  # the thread cannot be interrupted, its turn can
+            raise
+        try:
+            yield _until_ended(events)
+        finally:
+            turn.cancel()
+    finally:
+        listening = False
+
+
+def _cancel_late(submission: asyncio.Future[Turn]) -> None:
+    if not submission.cancelled() and submission.exception() is None:
+        submission.result().cancel()
+
+
+async def _until_ended(events: asyncio.Queue[Event]) -> AsyncIterator[Event]:
+    while True:
+        event = await events.get()
+        yield event
+        if isinstance(event, Ended):
+            return
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Run work, and cancel it as soon as the client closes the connection. The request body must have been read."""
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (working, watching):
+            task.cancel()
+        await asyncio.wait({working, watching})
+    if not working.cancelled():
+        working.result()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,130 @@
+"""How a chat request asks for its voice: OpenAI's `audio.voice`, vLLM-Omni's top-level fields and its `tts_*` keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from aura_omni.errors import BadRequest, BadVoice, UnsupportedOption
+from aura_omni.flow import Voice, VoiceTask
+from aura_omni.server.schemas import ChatRequest, SpeakerId, asks_nothing, nearest
+
+_WHERE = "additional_information"
+_SERVED = (
+    "aura_system_prompt",
+    "tts_task_type",
+    "tts_language",
+    "tts_speaker",
+    "tts_instruct",
+    "tts_ref_audio",
+    "tts_ref_text",
+    "tts_x_vector_only_mode",
+    "tts_pass_token_ids",
+    "tts_non_streaming_mode",
+    "tts_max_new_tokens",
+)
+# Keys that vLLM-Omni reads for its own bookkeeping or for chunk sizes that our exact decoder does not need
+_NOT_SERVED = frozenset({
+    "tts_ref_code_length", "tts_tokenizer", "tts_model", "qwen3_tts_model", "session_id", "aura_session_id",
+    "aura_duplex", "is_speech", "epoch", "turn_id", "realtime_item_id", "deferred_multi_modal_data",
+    "aura_tts_partial", "aura_tts_close_only", "initial_codec_chunk_frames", "full_utterance_decode",
+})  # fmt: skip
+_TRUE = ("1", "true", "yes", "on")
+_FALSE = ("0", "false", "no", "off")
+
+
+@dataclass(frozen=True, slots=True)
+class VoiceRequest:
+    """voice without its ref_audio; ref_audio is a URL, a data URL or bare base64, still to be fetched."""
+
+    voice: Voice
+    system_prompt: str | None
+    ref_audio: str | None
+
+
+def voice_request(body: ChatRequest) -> VoiceRequest:
+    """Collect the spellings; two that disagree are refused. Raises BadRequest naming the key."""
+    given = _Keys(body.additional_information or {})
+    voice = Voice(
+        task=given.task("tts_task_type"),
+        language=_agreed({"language": body.language, f"{_WHERE}.tts_language": given.text("tts_language")}),
+        speaker=_agreed(
+            {
+                "voice": _speaker(body.voice),
+                "speaker": body.speaker,
+                "audio.voice": _speaker(body.audio.voice) if body.audio else None,
+                f"{_WHERE}.tts_speaker": given.text("tts_speaker"),
+            }
+        ),
+        instruct=_agreed({"instructions": body.instructions, f"{_WHERE}.tts_instruct": given.text("tts_instruct")}),
+        ref_text=given.text("tts_ref_text"),
+        x_vector_only=given.flag("tts_x_vector_only_mode") or False,
+        pass_token_ids=given.flag("tts_pass_token_ids") or False,
+        non_streaming=given.flag("tts_non_streaming_mode"),
+        max_frames=given.count("tts_max_new_tokens"),
+    )
+    return VoiceRequest(voice, given.text("aura_system_prompt"), given.text("tts_ref_audio"))
+
+
+def _speaker(voice: str | SpeakerId | None) -> str | None:
+    return voice.id if isinstance(voice, SpeakerId) else voice
+
+
+def _agreed(spellings: Mapping[str, str | None]) -> str | None:
+    said = {where: value for where, value in spellings.items() if value}
+    if len(set(said.values())) > 1:
+        places = " and ".join(said)
+        raise BadRequest(f"{places} differ; give one of them", param=next(iter(said)))
+    return next(iter(said.values()), None)
+
+
+class _Keys:
+    """additional_information, whose values are scalars or lists of one."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self._values: dict[str, Any] = {}
+        for name, value in given.items():
+            if name in _SERVED:
+                self._values[name] = value[0] if isinstance(value, list) and len(value) == 1 else value
+            elif name in _NOT_SERVED:
+                if not asks_nothing(name, value):
+                    raise UnsupportedOption(f"{_WHERE}.{name} is not served; leave it out", param=f"{_WHERE}.{name}")
+            else:
+                hint = nearest(name, _SERVED)
+                raise BadRequest(f"{_WHERE}: unknown key {name[:60]!r}{hint}", param=f"{_WHERE}.{name[:60]}")
+
+    def text(self, name: str) -> str | None:
+        value = self._values.get(name)
+        if value is not None and not isinstance(value, str):
+            raise BadRequest(f"{_WHERE}.{name} must be a string or a list of one", param=f"{_WHERE}.{name}")
+        return value
+
+    def flag(self, name: str) -> bool | None:
+        value = self._values.get(name)
+        if value is None:
+            return None
+        spelling = str(value).strip().lower() if isinstance(value, bool | int | str) else ""
+        if spelling in _TRUE:
+            return True
+        if spelling in _FALSE:
+            return False
+        raise BadRequest(f"{_WHERE}.{name} must be true or false", param=f"{_WHERE}.{name}")
+
+    def count(self, name: str) -> int | None:
+        value = self._values.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise BadRequest(f"{_WHERE}.{name} must be a whole number from 1", param=f"{_WHERE}.{name}")
+        return value
+
+    def task(self, name: str) -> VoiceTask | None:
+        value = self.text(name)
+        if not value:
+            return None
+        tasks: tuple[VoiceTask, ...] = get_args(VoiceTask)
+        for task in tasks:
+            if task.lower() == value.strip().lower():
+                return task
+        raise BadVoice(
+            f"{_WHERE}.{name} is {value[:60]!r}; it must be one of {', '.join(tasks)}", param=f"{_WHERE}.{name}"
+        )

@@ -1,0 +1,154 @@
+"""A pipeline without models: a script of events, sent from a thread of its own, and the server around it."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import uvicorn
+
+from aura_omni.flow import (
+    FRAME_SAMPLES,
+    STAGES,
+    VOICE_RATE,
+    Audio,
+    AudioChunk,
+    Ended,
+    Event,
+    StageName,
+    Text,
+    TextDelta,
+    Transcript,
+    TurnRequest,
+    Usage,
+    Video,
+)
+from aura_omni.server.app import ServerConfig, create_app
+
+WAIT_S = 30.0  # no wait in these tests takes longer; most take milliseconds
+USAGE = Usage(
+    prompt_text_tokens=11,
+    prompt_audio_tokens=13,
+    prompt_video_tokens=17,
+    cached_tokens=5,
+    text_tokens=3,
+    audio_frames=4,
+)
+
+
+def tone(hz: float, frames: int) -> np.ndarray:
+    """float32 [frames * 1920] at 24 kHz; frequency says whose audio it is."""
+    times_s = np.arange(frames * FRAME_SAMPLES) / VOICE_RATE
+    return (0.5 * np.sin(2 * np.pi * hz * times_s)).astype(np.float32)
+
+
+def said(request: TurnRequest) -> str:
+    """The text parts of the last message."""
+    return " ".join(part.text for part in request.messages[-1].parts if isinstance(part, Text))
+
+
+@dataclass(frozen=True)
+class Pause:
+    """In a script: wait until the turn is cancelled (or released), for at most WAIT_S."""
+
+
+Script = Callable[[TurnRequest], Iterable[Event | Pause]]
+
+
+def plain_answer(request: TurnRequest) -> Iterator[Event]:
+    """Hears each audio part, says "Hello there.", and speaks 4 frames if asked to."""
+    for part in request.messages[-1].parts:
+        if isinstance(part, Audio):
+            yield Transcript(f"{part.duration_s:.1f} s of sound", "English")
+    yield TextDelta("Hello ")
+    yield TextDelta("there.")
+    if request.speak:
+        yield AudioChunk(tone(440, 1))
+        yield AudioChunk(tone(440, 3))
+    yield Ended("stop", USAGE, speech_reason="stop" if request.speak else None)
+
+
+@dataclass
+class FakeTurn:
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    cancelled_at_s: float | None = None
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def cancel(self) -> None:
+        if not self.cancelled.is_set() and not self.ended.is_set():
+            self.cancelled_at_s = time.monotonic()
+        self.cancelled.set()
+
+
+class FakePipeline:
+    served_names: tuple[str, ...] = ("AURA", "aurateam/AURA")
+    stages: tuple[StageName, ...] = STAGES
+
+    def __init__(self, script: Script = plain_answer) -> None:
+        self.script = script
+        self.ready = True
+        self.reason = ""
+        self.requests: list[TurnRequest] = []
+        self.turns: list[FakeTurn] = []
+        self.talker_calls = 0
+        self.closed = False
+        self._lock = threading.Lock()
+
+    def submit(self, request: TurnRequest, sink: Callable[[Event], None]) -> FakeTurn:
+        turn = FakeTurn()
+        with self._lock:
+            self.requests.append(request)
+            self.turns.append(turn)
+            self.talker_calls += request.speak
+        events = self.script(request)
+        if not isinstance(events, Iterator):
+            events = iter(events)
+        first = list(itertools.islice(events, 1))  # a script may refuse the request: that is raised here
+        threading.Thread(target=self._play, args=(turn, itertools.chain(first, events), sink), daemon=True).start()
+        return turn
+
+    def _play(self, turn: FakeTurn, events: Iterable[Event | Pause], sink: Callable[[Event], None]) -> None:
+        for event in events:
+            if isinstance(event, Pause):
+                turn.cancelled.wait(WAIT_S)
+                continue
+            if turn.cancelled.is_set():
+                event = Ended("cancelled")
+            if isinstance(event, Ended):
+                turn.ended.set()
+            sink(event)
+            if isinstance(event, Ended):
+                return
+
+    def close(self) -> None:
+        self.closed = True
+        for turn in self.turns:
+            turn.cancel()
+
+
+def pictures(request: TurnRequest) -> list[Video]:
+    return [part for message in request.messages for part in message.parts if isinstance(part, Video)]
+
+
+@contextmanager
+def serving(pipeline: FakePipeline, config: ServerConfig | None = None) -> Iterator[str]:
+    """A real uvicorn on a free port of the loopback; yields its URL and stops it."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(
+        uvicorn.Config(create_app(config or ServerConfig(), pipeline), log_level="error", timeout_graceful_shutdown=2)
+    )
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(WAIT_S)
+        listener.close()
+        assert not thread.is_alive(), "the server did not stop"

@@ -1,0 +1,336 @@
+"""Every kind of bad input is a clear 4xx in OpenAI's shape, never reaches the engine, and the server lives on."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from aura_omni.errors import BadVoice, Overloaded, PromptTooLong
+from aura_omni.flow import Event, TurnRequest
+from aura_omni.server.app import ServerConfig
+from tests.server.conftest import data_url, wav_bytes
+from tests.server.fake import FakePipeline, serving
+
+WAV = base64.b64encode(wav_bytes(0.1)).decode()
+HELLO = [{"role": "user", "content": "Hello?"}]
+
+
+@pytest.fixture(scope="module")
+def pipeline() -> FakePipeline:
+    return FakePipeline()
+
+
+@pytest.fixture(scope="module")
+def url(pipeline: FakePipeline) -> Iterator[str]:
+    with serving(pipeline) as url:
+        yield url
+
+
+def part(kind: str, value: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [{"type": "text", "text": "?"}, {"type": kind, kind: value}]}]}
+
+
+def messages(*several: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": list(several)}
+
+
+def info(**keys: Any) -> dict[str, Any]:
+    return {"additional_information": keys}
+
+
+BAD: list[tuple[dict[str, Any], str | None, str]] = [
+    # the body: extra fields, expected param, a phrase of the message
+    ({"messages": []}, "messages", "at least 1"),
+    ({"messages": None}, "messages", "list"),
+    ({"messages": "hi"}, "messages", "list"),
+    ({"messages": [3]}, "messages[0]", "dictionary"),
+    ({"stream": "yes"}, "stream", "boolean"),
+    ({"temprature": 1}, "temprature", "did you mean 'temperature'"),
+    ({"stream_options": {"include_usage": True}}, "stream_options", "stream: true"),
+    (
+        {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+        "stream_options.continuous_usage_stats",
+        "not",
+    ),
+    # known elsewhere, not served here
+    ({"n": 2}, "n", "not served"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "not served"),
+    ({"tool_choice": "required"}, "tool_choice", "not served"),
+    ({"logprobs": True}, "logprobs", "not served"),
+    ({"response_format": {"type": "json_object"}}, "response_format", "not served"),
+    ({"guided_json": {"type": "object"}}, "guided_json", "not served"),
+    ({"best_of": True}, "best_of", "not served"),
+    ({"chat_template": "{{ x }}"}, "chat_template", "not served"),
+    ({"mm_processor_kwargs": {"fps": 1}}, "mm_processor_kwargs", "not served"),
+    ({"return_stage_metrics": True}, "return_stage_metrics", "not served"),
+    ({"continue_final_message": True}, "continue_final_message", "not served"),
+    # modalities and audio
+    ({"modalities": "text"}, "modalities", "modalities must be a list of strings, e.g."),
+    ({"modalities": [1]}, "modalities", "modalities must be a list of strings, e.g."),
+    ({"modalities": []}, "modalities", "Unsupported output modalities"),
+    ({"modalities": ["text", "video"]}, "modalities", "Unsupported output modalities ['video']"),
+    ({"audio": {"format": "aac"}}, "audio.format", "Invalid audio format"),
+    ({"audio": {"format": "mp3"}, "stream": True}, "audio.format", "use wav or pcm16"),
+    ({"audio": {"format": "wav", "voise": "x"}}, "audio.voise", "did you mean 'voice'"),
+    ({"audio": "wav"}, "audio", "dictionary"),
+    # messages
+    (messages({"role": "tool", "content": "x"}), "messages[0].role", "'user'"),
+    (messages({"role": "user"}), "messages[0].content", "empty"),
+    (messages({"role": "user", "content": []}), "messages[0].content", "empty"),
+    (messages({"role": "user", "content": 5}), "messages[0].content", "list"),
+    (messages({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}), "messages[1].role", "end with"),
+    (messages({"role": "assistant", "audio": {"id": "audio-1"}}, *HELLO), "messages[0].content", "not kept"),
+    (messages({"role": "assistant", "content": "", "tool_calls": [{}]}, *HELLO), "messages[0].tool_calls", "not"),
+    (
+        messages({"role": "system", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}, *HELLO),
+        "messages[0].content[0]",
+        "only the user",
+    ),
+    (part("smell_url", {"url": "x"}), "messages[0].content[1]", "must be one of 'text'"),
+    ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages[0].content[0]", "type is required"),
+    ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0]", "dictionary"),
+    (part("text", 3), "messages[0].content[1].text", "string"),
+    (part("image_url", {"url": "data:,", "detail": "low"}), "messages[0].content[1].image_url.detail", "'auto'"),
+    (part("input_audio", {"format": "wav"}), "messages[0].content[1].input_audio.data", "required"),
+    (part("audio_url", {"uri": "x"}), "messages[0].content[1].audio_url.uri", "did you mean 'url'"),
+    # media
+    (part("input_audio", {"data": ""}), "messages[0].content[1].input_audio", "empty"),
+    (part("input_audio", {"data": WAV[:-1]}), "messages[0].content[1].input_audio", "cut off"),
+    (part("input_audio", {"data": "!!!!"}), "messages[0].content[1].input_audio", "base64"),
+    (part("input_audio", {"data": "AAAA"}), "messages[0].content[1].input_audio", "no audio or video file"),
+    (part("audio_url", {"url": "data:audio/wav,xyz"}), "messages[0].content[1].audio_url", ";base64"),
+    (part("audio_url", {"url": "ftp://host.test/a.wav"}), "messages[0].content[1].audio_url", "ftp"),
+    (part("video_url", {"url": data_url(wav_bytes(0.1), "video/mp4")}), "messages[0].content[1].video_url", "video"),
+    (part("image_url", {"url": data_url(b"not a picture", "image/png")}), "messages[0].content[1].image_url", ""),
+    # sampling
+    ({"temperature": "hot"}, "temperature", "from 0 to 100"),
+    ({"temperature": -1}, "temperature", "from 0 to 100"),
+    ({"top_p": 1.5}, "top_p", "from 0 to 1"),
+    ({"max_tokens": 0}, "max_tokens", "from 1"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens", "max_completion_tokens is 0"),
+    ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens", "give one"),
+    ({"seed": 1.5}, "seed", "number"),
+    ({"seed": 2**70}, "seed", "number"),
+    ({"stop": 5}, "stop", "string"),
+    ({"stop": [""]}, "stop", "non-empty"),
+    ({"stop_token_ids": "151645"}, "stop_token_ids", "list of token ids"),
+    ({"stop_token_ids": 5}, "stop_token_ids", "list of token ids"),
+    ({"logit_bias": {"x": 1}}, "logit_bias", "token ids"),
+    ({"logit_bias": {"5": 1000}}, "logit_bias", "-100 to 100"),
+    ({"ignore_eos": 1}, "ignore_eos", "true or false"),
+    ({"sampling_params_list": {"temperature": 1}}, "sampling_params_list", "Invalid sampling params"),
+    ({"sampling_params_list": [None]}, "sampling_params_list", "Invalid sampling params"),
+    ({"sampling_params_list": [{}] * 5}, "sampling_params_list", "5 entries for 4 stages"),
+    ({"sampling_params_list": [{}, {"top_p": 2}]}, "sampling_params_list[1].top_p", "Invalid sampling params"),
+    ({"sampling_params_list": [{"output_kind": 2}]}, "sampling_params_list[0].output_kind", "not served"),
+    ({"sampling_params_list": [{"skip_special_tokens": False}]}, "sampling_params_list[0].skip_special_tokens", "not"),
+    ({"sampling_params_list": [{"detokenize": "no"}]}, "sampling_params_list[0].detokenize", "true or false"),
+    ({"sampling_params_list": [{"temprature": 1}]}, "sampling_params_list[0].temprature", "did you mean"),
+    # voice
+    ({"additional_information": []}, "additional_information", "dictionary"),
+    (info(tts_speker="Vivian"), "additional_information.tts_speker", "did you mean 'tts_speaker'"),
+    (info(session_id="s"), "additional_information.session_id", "not served"),
+    (info(tts_ref_code_length=12), "additional_information.tts_ref_code_length", "not served"),
+    (info(tts_task_type="Shout"), "additional_information.tts_task_type", "Base, CustomVoice, VoiceDesign"),
+    (info(tts_language=["a", "b"]), "additional_information.tts_language", "list of one"),
+    (info(tts_x_vector_only_mode="maybe"), "additional_information.tts_x_vector_only_mode", "true or false"),
+    (info(tts_max_new_tokens=0), "additional_information.tts_max_new_tokens", "from 1"),
+    (info(tts_ref_audio="AAAA"), "additional_information.tts_ref_audio", "no audio"),
+    (info(tts_speaker="Ryan") | {"voice": "Vivian"}, "voice", "differ"),
+    ({"audio": {"voice": "Ryan", "format": "wav"}, "speaker": "Vivian"}, "speaker", "differ"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "phrase"), BAD, ids=[f"{param}-{phrase}"[:60] for _, param, phrase in BAD])
+def test_bad_input_is_refused_by_name(
+    pipeline: FakePipeline, url: str, fields: dict[str, Any], param: str | None, phrase: str
+) -> None:
+    before = len(pipeline.requests)
+    response = httpx.post(f"{url}/v1/chat/completions", json={"messages": HELLO, **fields})
+    error = assert_error(response, 400)
+    assert error["param"] == param
+    assert phrase in error["message"]
+    assert len(pipeline.requests) == before
+
+
+def assert_error(response: httpx.Response, status: int) -> dict[str, Any]:
+    assert response.status_code == status, response.text[:500]
+    assert response.headers["x-request-id"]
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert len(response.content) < 1_000  # whatever was sent, it is not sent back
+    return body["error"]
+
+
+def test_the_official_client_raises_its_own_classes(url: str) -> None:
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    ask = client.chat.completions.create
+    with pytest.raises(openai.BadRequestError) as bad:
+        ask(model="AURA", messages=HELLO, n=2)  # type: ignore[arg-type]
+    assert bad.value.param == "n"
+    assert bad.value.code == "unsupported_option"
+    assert bad.value.request_id
+    with pytest.raises(openai.NotFoundError) as missing:
+        ask(model="gpt-4o", messages=HELLO)  # type: ignore[arg-type]
+    assert missing.value.code == "model_not_found"
+    assert "aurateam/AURA" in missing.value.message
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("gpt-4o")
+    forbidden = part("audio_url", {"url": "http://127.0.0.1:1/a.wav"})["messages"]
+    with pytest.raises(openai.PermissionDeniedError) as closed:
+        ask(model="AURA", messages=forbidden)
+    assert closed.value.param == "messages[0].content[1].audio_url"
+
+
+@pytest.mark.parametrize(
+    ("body", "phrase"),
+    [
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
+        (b"[]", "JSON object"),
+        (b'"x"', "JSON object"),
+        (b'{"messages": [], "temperature": NaN}', "not JSON"),
+        (b"[" * 100_000, "recursion"),
+        (b'{"user": "\xff"}', "not JSON"),
+        (b'{"user": "\\ud800"}', "not JSON"),
+    ],
+)
+def test_a_body_that_is_not_a_json_object_is_refused(url: str, body: bytes, phrase: str) -> None:
+    response = httpx.post(f"{url}/v1/chat/completions", content=body, headers={"content-type": "application/json"})
+    assert phrase in assert_error(response, 400)["message"]
+
+
+def test_the_content_type_must_be_json(url: str) -> None:
+    body = json.dumps({"messages": HELLO}).encode()
+    response = httpx.post(f"{url}/v1/chat/completions", content=body)
+    assert "Content-Type" in assert_error(response, 400)["message"]
+    with_charset = {"content-type": "application/json; charset=utf-8"}
+    assert httpx.post(f"{url}/v1/chat/completions", content=body, headers=with_charset).status_code == 200
+
+
+def test_unknown_paths_and_methods_have_the_error_shape(url: str) -> None:
+    error = assert_error(httpx.get(f"{url}/v1/embeddings"), 404)
+    assert error["code"] == "not_found"
+    assert "POST /v1/chat/completions" in error["message"]
+    response = httpx.get(f"{url}/v1/chat/completions")
+    assert assert_error(response, 405)["code"] == "method_not_allowed"
+    assert response.headers["allow"] == "POST"
+
+
+def test_a_long_value_is_not_echoed(url: str) -> None:
+    for fields in ({"temperature": "x" * 100_000}, {"x" * 100_000: 1}, {"model": "x" * 100_000}):
+        response = httpx.post(f"{url}/v1/chat/completions", json={"messages": HELLO, **fields})
+        assert_error(response, 404 if "model" in fields else 400)
+
+
+def test_fields_that_ask_for_nothing_are_accepted(url: str) -> None:
+    nothing = {
+        "n": 1, "tools": None, "tool_choice": "auto", "logprobs": False, "top_logprobs": 0, "user": "me", "store": True,
+        "response_format": {"type": "text"}, "metadata": {"a": "b"}, "stream": False, "parallel_tool_calls": True,
+        "skip_special_tokens": True, "mm_processor_kwargs": {}, "return_stage_metrics": False, "stop": None,
+        "additional_information": {"session_id": None}, "sampling_params_list": [{"detokenize": True, "n": 1}],
+    }  # fmt: skip
+    response = httpx.post(f"{url}/v1/chat/completions", json={"messages": HELLO, **nothing})
+    assert response.status_code == 200, response.text[:500]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("refusal", "kind"),
+    [
+        (BadVoice("speaker 'Bob' is not one of Vivian, Ryan", param="voice"), openai.BadRequestError),
+        (PromptTooLong("9,120 tokens, this model takes 8,192"), openai.BadRequestError),
+        (Overloaded("64 turns wait, the limit; ask again"), openai.RateLimitError),
+    ],
+)
+def test_what_the_pipeline_refuses_has_its_status(refusal: Any, kind: Any, stream: bool) -> None:
+    def refuse(request: TurnRequest) -> Iterator[Event]:
+        raise refusal
+        yield  # a generator
+
+    with serving(FakePipeline(refuse)) as url:
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        with pytest.raises(kind) as raised:
+            client.chat.completions.create(model="AURA", messages=HELLO, stream=stream)  # type: ignore[call-overload]
+    assert raised.value.code == refusal.code
+    assert refusal.message in str(raised.value)
+    assert ("retry-after" in raised.value.response.headers) == isinstance(refusal, Overloaded)
+
+
+def test_more_media_than_the_server_takes_is_refused_before_decoding() -> None:
+    clip = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}
+    body = {"messages": [{"role": "user", "content": [clip, {"type": "text", "text": "?"}, clip]}]}
+    with serving(FakePipeline(), ServerConfig(media_limits={"video": 1})) as url:
+        error = assert_error(httpx.post(f"{url}/v1/chat/completions", json=body), 400)
+    assert error["param"] == "messages[0].content[2]"
+    assert "more than 1 video" in error["message"]
+
+
+# ---------------------------------------------------------------- around a request
+
+
+def test_without_the_key_only_health_answers() -> None:
+    with serving(FakePipeline(), ServerConfig(api_keys=("first", "sécret"))) as url:
+        assert httpx.get(f"{url}/health").status_code == 200
+        for headers in (
+            {},
+            {"authorization": "Bearer wrong"},
+            {"authorization": "Basic first"},
+            {"authorization": "first"},
+        ):
+            response = httpx.get(f"{url}/v1/models", headers=headers)
+            assert assert_error(response, 401)["code"] == "invalid_api_key"
+        assert_error(httpx.get(f"{url}/nope"), 401)
+        for key in ("first", "sécret"):
+            headers = {"authorization": f"Bearer {key}".encode()}
+            assert httpx.get(f"{url}/v1/models", headers=headers).status_code == 200
+        with pytest.raises(openai.AuthenticationError):
+            openai.OpenAI(base_url=f"{url}/v1", api_key="wrong", max_retries=0).models.list()
+
+
+def test_a_body_over_the_limit_is_refused_with_numbers() -> None:
+    with serving(FakePipeline(), ServerConfig(max_body_bytes=300_000)) as url:
+        large = "x" * 400_000
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        with pytest.raises(openai.APIStatusError) as raised:
+            client.chat.completions.create(model="AURA", messages=[{"role": "user", "content": large}])
+        assert raised.value.status_code == 413
+        assert raised.value.code == "request_too_large"
+        assert "300,000 bytes" in raised.value.message
+
+        def chunked() -> Iterator[bytes]:
+            for _ in range(8):
+                yield b"x" * 50_000
+
+        headers = {"content-type": "application/json"}
+        response = httpx.post(f"{url}/v1/chat/completions", content=chunked(), headers=headers)
+        assert "300,000 bytes" in assert_error(response, 413)["message"]
+        ok = client.chat.completions.create(model="AURA", messages=[{"role": "user", "content": "x" * 200_000}])
+        assert ok.choices[0].message.content == "Hello there."
+
+
+def test_the_callers_request_id_comes_back_if_it_is_harmless(url: str) -> None:
+    assert httpx.get(f"{url}/health", headers={"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
+    for strange in ("a b", "x" * 200, "<script>"):
+        assert httpx.get(f"{url}/health", headers={"x-request-id": strange}).headers["x-request-id"] != strange
+
+
+def test_a_bug_is_a_500_in_shape_and_the_server_lives() -> None:
+    def bug(request: TurnRequest) -> Iterator[Event]:
+        raise ZeroDivisionError("details that stay in the log")
+        yield  # a generator
+
+    pipeline = FakePipeline(bug)
+    with serving(pipeline) as url:
+        response = httpx.post(f"{url}/v1/chat/completions", json={"messages": HELLO})
+        error = assert_error(response, 500)
+        assert "details" not in error["message"]
+        assert response.headers["x-request-id"] in error["message"]
+        assert httpx.get(f"{url}/health").status_code == 200
