@@ -109,7 +109,7 @@ def reference(config: Mapping[str, Any] = CONVERTED) -> Any:
             if value.dim() == 1:
                 value.copy_(noise * 0.1 + (0.0 if name.endswith("bias") else 1.0))
             else:
-                value.copy_(noise * (1.0 if "embed" in name else 1.6 * value[0].numel() ** -0.5))
+                value.copy_(noise * (0.05 if "embed" in name else 1.6 * value[0].numel() ** -0.5))
     return model
 
 
@@ -131,7 +131,7 @@ def clip(seconds: float, extra: int = 0, seed: int = 0) -> np.ndarray:
 
 def reference_inputs(samples: np.ndarray) -> dict[str, Tensor]:
     """One clip for the reference: mel padded to whole chunks, and its mask."""
-    made = Qwen3ASRFeatureExtractor()(samples, sampling_rate=16_000, padding="longest")
+    made = Qwen3ASRFeatureExtractor()(samples, sampling_rate=16_000, padding="longest", return_attention_mask=True)
     return {"input_features": made["input_features"], "input_features_mask": made["attention_mask"]}
 
 

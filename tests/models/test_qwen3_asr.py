@@ -12,7 +12,7 @@ from transformers import Qwen3ASRConfig, Qwen3ASRForConditionalGeneration, Whisp
 
 from aura_omni.models.qwen3_asr import HF_LAYOUT, LAYOUT, AsrConfig, EncoderConfig, Qwen3Asr, Windows, mel_filters
 from aura_omni.models.weights import from_published, slots, to_published
-from tests.asr_tiny import AUDIO, CONVERTED, IDS, ORIGINAL, TEXT, clip, dense, network_of, reference, reference_inputs
+from tests.asr_tiny import AUDIO, CONVERTED, IDS, ORIGINAL, clip, dense, network_of, reference, reference_inputs
 
 LENGTHS = {"1 s": (1, 0), "5 s": (5, 0), "5.3 s + 11": (5.3, 11), "12 s + 40": (12, 40)}
 
@@ -109,7 +109,7 @@ def test_clips_encoded_together_equal_each_alone(ours):
     together = ours.encode(clips)
     for samples, rows in zip(clips, together, strict=True):
         (alone,) = ours.encode([samples])
-        torch.testing.assert_close(rows, alone, atol=2e-6, rtol=0)
+        torch.testing.assert_close(rows, alone, atol=1e-5, rtol=0)
 
 
 @torch.no_grad()
