@@ -109,7 +109,7 @@ def reference(config: Mapping[str, Any] = CONVERTED) -> Any:
             if value.dim() == 1:
                 value.copy_(noise * 0.1 + (0.0 if name.endswith("bias") else 1.0))
             else:
-                value.copy_(noise * (0.05 if "embed" in name else 1.6 * value[0].numel() ** -0.5))
+                value.copy_(noise * (0.2 if "embed" in name else 2.5 * value[0].numel() ** -0.5))
     return model
 
 
