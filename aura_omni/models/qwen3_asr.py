@@ -108,6 +108,7 @@ class AsrConfig:
     decoder: DecoderConfig
     vocabulary: int
     tied: bool  # the head is the embedding table
+    audio_token_id: int  # what stands in a prompt where rows of sound go
     layout: Layout  # of the checkpoint that this configuration came with
 
     @classmethod
@@ -124,11 +125,18 @@ class AsrConfig:
         _refuse(rope, rope_type="default", type="default")
         # Which of the two flags decides differs: the original reads the inner one, the converted files set only the outer.
         first, second = (text, inner) if original else (inner, text)
-        tied = first["tie_word_embeddings"] if "tie_word_embeddings" in first else second["tie_word_embeddings"]
+        tied = (first if "tie_word_embeddings" in first else second)["tie_word_embeddings"]
         encoder, decoder = EncoderConfig.from_json(inner["audio_config"]), DecoderConfig.from_json(text)
         if encoder.output != decoder.hidden:
             raise ValueError(f"output_dim of the encoder is {encoder.output}, hidden_size is {decoder.hidden}")
-        return cls(encoder, decoder, text["vocab_size"], bool(tied), LAYOUT if original else HF_LAYOUT)
+        return cls(
+            encoder=encoder,
+            decoder=decoder,
+            vocabulary=text["vocab_size"],
+            tied=bool(tied),
+            audio_token_id=inner["audio_token_id"],
+            layout=LAYOUT if original else HF_LAYOUT,
+        )
 
 
 class Qwen3Asr(nn.Module):

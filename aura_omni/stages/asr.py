@@ -86,7 +86,13 @@ class AsrStage:
         with torch.device("meta"):
             network = Qwen3Asr(config)
         checkpoint.load(network, config.layout, device=device, dtype=dtype)
-        return cls(network, TextTokenizer.load(checkpoint))
+        stage = cls(network, TextTokenizer.load(checkpoint))
+        if stage._pad != config.audio_token_id:
+            raise CheckpointError(
+                f"config.json of checkpoint {checkpoint.name}: audio_token_id is {config.audio_token_id}, "
+                f"but its tokenizer gives <|audio_pad|> the id {stage._pad}"
+            )
+        return stage
 
     def prompt(self, audio: Audio, *, context: str = "", language: str | None = None) -> AsrPrompt:
         """context: names and words to expect, ordinary text; language: forced, in any spelling; None lets the model say.
@@ -179,6 +185,7 @@ def _check_front_end(checkpoint: Checkpoint, config: AsrConfig) -> None:
         "hop_length": HOP_SAMPLES,
         "n_fft": FFT_SAMPLES,
         "feature_size": config.encoder.mel_bins,
+        "dither": 0.0,
     }
     for name, value in ours.items():
         if name in published and published[name] != value:

@@ -161,7 +161,8 @@ class TranscriptReader:
 
 def _may_be_head(text: str) -> bool:
     text = text.lstrip().lower()
-    return _HEAD.startswith(text) or (text.startswith(_HEAD) and len(text) <= _LONGEST_HEAD and "\n" not in text)
+    line = text.rstrip()  # a head may end in a line break, but has no second line
+    return _HEAD.startswith(text) or (text.startswith(_HEAD) and len(text) <= _LONGEST_HEAD and "\n" not in line)
 
 
 def _language_of(head: str) -> str | None:
