@@ -14,9 +14,9 @@ MAX_CLIP_S = 1_200.0  # what Qwen3-ASR was built to take at once
 SEARCH_S = 5.0  # how far from a limit a cut may lie
 LULL_S = 0.1  # a cut goes into the quietest stretch of this length
 
-# The rounding noise of 16-bit audio is 20 dB below this level, speech recorded at -21 dBFS is 14 dB above it even when
-# attenuated by 45 dB. Whether louder sound is speech is for the VAD and the model to say.
-SILENCE_RMS = 1e-4  # -80 dBFS
+# The rounding noise of 16-bit audio lies 15 dB below this level; a reader recorded at -38 dBFS and then attenuated by 45 dB
+# is above it a third of the time. Whether louder sound is speech is for the VAD and the model to say.
+SILENCE_RMS = 5e-5  # -86 dBFS
 SOUND_S = 0.06  # less sound than this is a click, not a word
 _SLOT_S = 0.02
 
@@ -36,7 +36,7 @@ def at_speech_rate(audio: Audio) -> np.ndarray:
 
 
 def has_energy(samples: np.ndarray, rate: int = SPEECH_RATE) -> bool:
-    """Whether any sound is in float samples [n]: 60 ms or more above -80 dBFS, a constant offset not counted.
+    """Whether any sound is in float samples [n]: 60 ms or more above -86 dBFS, a constant offset not counted.
 
     False means that the transcript is empty and the model need not run.
     """

@@ -253,3 +253,45 @@ def test_the_true_encoder_and_one_true_decoder_layer_agree():
     theirs = public.model(input_ids=ids_for(len(rows))[None], **reference_inputs(samples))
     torch.testing.assert_close(rows, theirs.audio_hidden_states, atol=2e-5, rtol=0)
     torch.testing.assert_close(hidden, theirs.last_hidden_state[0], atol=5e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("audio", "text", "tower", "projector", "decoder", "embedding"),
+    [
+        ((24, 1024, 16, 4096), (2048, 6144), 314_328_704, 3_148_800, 1_409_408_000, 311_164_928),
+        ((18, 896, 14, 3584), (1024, 3072), 184_653_952, 1_722_240, 440_466_432, 155_582_464),
+    ],
+    ids=["1.7B", "0.6B"],
+)
+def test_the_published_sizes_have_the_published_number_of_parameters(audio, text, tower, projector, decoder, embedding):
+    config = copy.deepcopy(ORIGINAL)
+    layers, hidden, heads, wide = audio
+    config["thinker_config"]["audio_config"].update(
+        encoder_layers=layers,
+        d_model=hidden,
+        encoder_attention_heads=heads,
+        encoder_ffn_dim=wide,
+        downsample_hidden_size=480,
+        output_dim=text[0],
+    )
+    config["thinker_config"]["text_config"].update(
+        hidden_size=text[0],
+        intermediate_size=text[1],
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        vocab_size=151936,
+    )
+    with torch.device("meta"):
+        network = Qwen3Asr(AsrConfig.from_json(config))
+    found = {name: value.numel() for name, value in network.state_dict().items()}
+
+    def total(*prefixes: str) -> int:
+        return sum(size for name, size in found.items() if name.startswith(prefixes))
+
+    assert total("audio_tower.proj") == projector
+    assert total("audio_tower.") == tower + projector
+    assert total("decoder.layers.") == decoder
+    assert total("decoder.norm.") == text[0]
+    assert sum(found.values()) == tower + projector + decoder + text[0] + embedding
