@@ -375,3 +375,15 @@ def test_it_stops_at_the_end_of_a_turn_and_of_a_text(stage):
     assert start(stage, stage.prompt(audio(clip(1)))).stop_ids == stage.stop_ids
     assert isinstance(SAMPLING, Sampling)
     assert SAMPLING.temperature == 0
+
+
+def test_in_bfloat16_it_hears_nearly_the_same(stage, tmp_path):
+    write_checkpoint(tmp_path, stage.network, config=ORIGINAL)
+    half = AsrStage.load(Checkpoint(tmp_path, "tiny"), device=torch.device("cpu"), dtype=torch.bfloat16)
+    assert (half.dtype, stage.dtype) == (torch.bfloat16, torch.float32)
+    samples = torch.from_numpy(clip(9))
+    with torch.no_grad():
+        (rough,), (exact,) = half.network.encode([samples]), stage.network.encode([samples])
+    assert rough.dtype == torch.bfloat16
+    assert half.logits(rough[:1]).dtype == torch.float32
+    assert ((rough.float() - exact).norm() / exact.norm()).item() < 0.05
