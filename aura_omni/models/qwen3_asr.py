@@ -1,0 +1,343 @@
+"""Qwen3-ASR: from a waveform to rows that stand in a prompt, and the decoder that reads them.
+
+    network = Qwen3Asr(AsrConfig.from_json(config))
+    (rows,) = network.encode([samples])          # [audio_tokens(len(samples)), H], replaces the audio_pad embeddings
+
+Every clip is encoded for itself: neither its mel nor its convolutions nor its attention depend on who shares the call.
+Attention of the encoder is windowed (104 tokens, 8 s), as in training; the original package loses the windows outside
+FlashAttention. Knows no prompt, no text, no cache.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from aura_omni.models.layers import KeyValues
+from aura_omni.models.qwen3 import Decoder, DecoderConfig
+from aura_omni.models.weights import Layout, Prepared, StackedLinear
+
+SAMPLE_RATE = 16_000  # Hz, what the encoder hears
+HOP_SAMPLES = 160  # one mel frame, 10 ms
+FFT_SAMPLES = 400
+TOP_HZ = 8_000.0
+
+# Chunks (1 s) that go through the convolutions at once: their first output is 3 MB per chunk in bfloat16.
+CONV_CHUNKS = 64
+
+# A tied head is stored all the same; where the configuration unties it, the head is wanted and this has no effect.
+LAYOUT = Layout(
+    renames=(
+        ("audio_tower.", "thinker.audio_tower."),
+        ("embed_tokens.", "thinker.model.embed_tokens."),
+        ("decoder.", "thinker.model."),
+        ("lm_head.", "thinker.lm_head."),
+    ),
+    ignore=(r"thinker\.lm_head\.weight",),
+)
+HF_LAYOUT = Layout(
+    renames=(
+        ("audio_tower.proj1.", "model.multi_modal_projector.linear_1."),
+        ("audio_tower.proj2.", "model.multi_modal_projector.linear_2."),
+        ("audio_tower.", "model.audio_tower."),
+        ("embed_tokens.", "model.language_model.embed_tokens."),
+        ("decoder.", "model.language_model."),
+    ),
+    ignore=(r"lm_head\.weight",),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderConfig:
+    mel_bins: int
+    layers: int
+    hidden: int
+    heads: int
+    intermediate: int
+    conv_channels: int
+    output: int  # the decoder's hidden size
+    chunk_frames: int  # mel frames that are convolved together, 100
+    window_frames: int  # mel frames that attend to each other, 800
+
+    @property
+    def chunk_tokens(self) -> int:
+        return _thrice_halved(self.chunk_frames)
+
+    @property
+    def window_tokens(self) -> int:
+        return self.chunk_tokens * (self.window_frames // self.chunk_frames)
+
+    def tokens(self, samples: int) -> int:
+        """Rows that a clip of `samples` at 16 kHz becomes: 13 per second, and the started eighths of the rest."""
+        chunks, rest = divmod(samples // HOP_SAMPLES, self.chunk_frames)
+        return self.chunk_tokens * chunks + _thrice_halved(rest)
+
+    @classmethod
+    def from_json(cls, audio: Mapping[str, Any]) -> EncoderConfig:
+        """Raises ValueError naming what this encoder does not compute, KeyError for what is missing."""
+        _refuse(audio, activation_function="gelu", scale_embedding=False)
+        config = cls(
+            mel_bins=audio["num_mel_bins"],
+            layers=audio["encoder_layers"],
+            hidden=audio["d_model"],
+            heads=audio["encoder_attention_heads"],
+            intermediate=audio["encoder_ffn_dim"],
+            conv_channels=audio["downsample_hidden_size"],
+            output=audio["output_dim"],
+            chunk_frames=2 * audio["n_window"],
+            window_frames=audio["n_window_infer"],
+        )
+        if config.window_frames % config.chunk_frames:
+            raise ValueError(
+                f"n_window_infer is {config.window_frames}; it must be a multiple of 2 * n_window, {config.chunk_frames}"
+            )
+        if config.hidden % config.heads or config.hidden % 2:
+            raise ValueError(f"d_model is {config.hidden}; it must be even and a multiple of {config.heads} heads")
+        return config
+
+
+@dataclass(frozen=True, slots=True)
+class AsrConfig:
+    encoder: EncoderConfig
+    decoder: DecoderConfig
+    vocabulary: int
+    tied: bool  # the head is the embedding table
+    audio_token_id: int  # what stands in a prompt where rows of sound go
+    layout: Layout  # of the checkpoint that this configuration came with
+
+    @classmethod
+    def from_json(cls, config: Mapping[str, Any]) -> AsrConfig:
+        """From config.json of the original checkpoints (`thinker_config`) or of the converted ones (flat, "-hf").
+
+        Rotary positions are the ordinary kind in both: the three rows of the original are always equal.
+        """
+        original = "thinker_config" in config
+        inner: Mapping[str, Any] = config["thinker_config"] if original else config
+        text = inner["text_config"]
+        rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+        _refuse(text, hidden_act="silu", attention_bias=False, use_sliding_window=False)
+        _refuse(rope, rope_type="default", type="default")
+        # Which of the two flags decides differs: the original reads the inner one, the converted files set only the outer.
+        first, second = (text, inner) if original else (inner, text)
+        tied = (first if "tie_word_embeddings" in first else second)["tie_word_embeddings"]
+        encoder, decoder = EncoderConfig.from_json(inner["audio_config"]), DecoderConfig.from_json(text)
+        if encoder.output != decoder.hidden:
+            raise ValueError(f"output_dim of the encoder is {encoder.output}, hidden_size is {decoder.hidden}")
+        return cls(
+            encoder=encoder,
+            decoder=decoder,
+            vocabulary=text["vocab_size"],
+            tied=bool(tied),
+            audio_token_id=inner["audio_token_id"],
+            layout=LAYOUT if original else HF_LAYOUT,
+        )
+
+
+class Qwen3Asr(nn.Module):
+    """Published names below the prefixes of the layout; `decoder` and `embed_tokens` share one there."""
+
+    def __init__(self, config: AsrConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.audio_tower = AudioEncoder(config.encoder)
+        self.embed_tokens = nn.Embedding(config.vocabulary, config.decoder.hidden)
+        self.decoder = Decoder(config.decoder)
+        if not config.tied:
+            self.lm_head = nn.Linear(config.decoder.hidden, config.vocabulary, bias=False)
+
+    def encode(self, clips: Sequence[Tensor]) -> list[Tensor]:
+        """clips: float32 [n_i] at 16 kHz, n_i >= 400 -> one [tokens(n_i), H] each, in the weights' dtype."""
+        rows: list[Tensor] = self.audio_tower([self.audio_tower.log_mel(clip) for clip in clips])
+        return rows
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """ids int64 [N] -> [N, H]."""
+        return self.embed_tokens(ids)
+
+    def forward(self, x: Tensor, positions: Tensor, kv: KeyValues) -> Tensor:
+        """x [N, H], positions int64 [N] -> final-normed hidden [N, H]."""
+        return self.decoder(x, positions, kv)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [B, H] -> float32 [B, V]."""
+        head = self.embed_tokens if self.config.tied else self.lm_head
+        return F.linear(hidden, head.weight).float()
+
+
+class AudioEncoder(Prepared):
+    """Log-mel, three strided convolutions per chunk, a pre-norm transformer over windows, a two-layer projection."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        channels, hidden = config.conv_channels, config.hidden
+        self.conv2d1 = nn.Conv2d(1, channels, 3, stride=2, padding=1)
+        self.conv2d2 = nn.Conv2d(channels, channels, 3, stride=2, padding=1)
+        self.conv2d3 = nn.Conv2d(channels, channels, 3, stride=2, padding=1)
+        self.conv_out = nn.Linear(channels * _thrice_halved(config.mel_bins), hidden, bias=False)
+        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.layers))
+        self.ln_post = nn.LayerNorm(hidden)
+        self.proj1 = nn.Linear(hidden, hidden)
+        self.proj2 = nn.Linear(hidden, config.output)
+
+    def prepare(self) -> None:
+        weight = self.conv_out.weight
+        self._filters = mel_filters(self.config.mel_bins).to(weight.device)
+        self._hann = torch.hann_window(FFT_SAMPLES, device=weight.device)
+        self._places = sinusoids(self.config.chunk_tokens, self.config.hidden).to(weight.device, weight.dtype)
+
+    def log_mel(self, samples: Tensor) -> Tensor:
+        """samples float32 [n] in [-1, 1], n > 200 -> float32 [mel_bins, n // 160] on the weights' device.
+
+        The floor is 8 decades of power below the clip's own maximum, so a mel is exact only for the whole clip.
+        """
+        wave = samples.to(self._hann.device, torch.float32)
+        spectrum = torch.stft(wave, FFT_SAMPLES, HOP_SAMPLES, window=self._hann, return_complex=True)
+        power = (spectrum[:, :-1].abs() ** 2).contiguous()
+        log = (self._filters @ power).clamp_min(1e-10).log10()
+        return (torch.maximum(log, log.max() - 8.0) + 4.0) / 4.0
+
+    def forward(self, mels: Sequence[Tensor]) -> list[Tensor]:
+        """mels: float32 [mel_bins, F_i], F_i >= 1 -> one [tokens_i, output] each."""
+        clips = self._convolved(mels)
+        lengths = [len(rows) for rows in clips]
+        windows = Windows.of(lengths, self.config.window_tokens, clips[0].device)
+        x = torch.cat(clips)
+        for layer in self.layers:
+            x = layer(x, windows)
+        out: Tensor = self.proj2(F.gelu(self.proj1(self.ln_post(x))))
+        return list(out.split(lengths))
+
+    def _convolved(self, mels: Sequence[Tensor]) -> list[Tensor]:
+        """Each clip's valid rows [tokens_i, hidden] with positions added.
+
+        The last, incomplete chunk of a clip is filled up with zeros, whose convolutions the last rows see. A clip shorter
+        than one chunk stays as short as it is: so does the original (the converted model fills it up as well).
+        """
+        width = self.config.chunk_frames
+        long = [n for n, mel in enumerate(mels) if mel.shape[1] >= width]
+        done: dict[int, Tensor] = {}
+        if long:
+            padded = [F.pad(mels[n], (0, -mels[n].shape[1] % width)) for n in long]
+            images = [mel.unflatten(1, (-1, width)).transpose(0, 1) for mel in padded]
+            groups = torch.cat(images).split(CONV_CHUNKS)
+            chunks = torch.cat([self._chunks(group) for group in groups]).split([len(image) for image in images])
+            done.update(zip(long, chunks, strict=True))
+        for n, mel in enumerate(mels):
+            rows = done[n] if n in done else self._chunks(mel[None])
+            full, rest = divmod(mel.shape[1], width)
+            # Only the last chunk can be incomplete, so the valid rows are the first ones.
+            done[n] = rows.flatten(0, 1)[: full * self.config.chunk_tokens + _thrice_halved(rest)]
+        return [done[n] for n in range(len(mels))]
+
+    def _chunks(self, images: Tensor) -> Tensor:
+        """images float32 [C, mel_bins, frames] -> [C, tokens, hidden]; positions start anew in each chunk."""
+        x = images[:, None].to(self.conv_out.weight.dtype)
+        for convolution in (self.conv2d1, self.conv2d2, self.conv2d3):
+            x = F.gelu(convolution(x))
+        rows: Tensor = self.conv_out(x.permute(0, 3, 1, 2).flatten(2))
+        return rows + self._places[: rows.shape[1]]
+
+
+class EncoderLayer(nn.Module):
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.self_attn_layer_norm = nn.LayerNorm(config.hidden)
+        self.self_attn = EncoderAttention(config.hidden, config.heads)
+        self.final_layer_norm = nn.LayerNorm(config.hidden)
+        self.fc1 = nn.Linear(config.hidden, config.intermediate)
+        self.fc2 = nn.Linear(config.intermediate, config.hidden)
+
+    def forward(self, x: Tensor, windows: Windows) -> Tensor:
+        x = x + self.self_attn(self.self_attn_layer_norm(x), windows)
+        return x + self.fc2(F.gelu(self.fc1(self.final_layer_norm(x))))
+
+
+class EncoderAttention(nn.Module):
+    def __init__(self, hidden: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv_proj = StackedLinear(hidden, {"q_proj": hidden, "k_proj": hidden, "v_proj": hidden}, bias=True)
+        self.out_proj = nn.Linear(hidden, hidden)
+
+    def forward(self, x: Tensor, windows: Windows) -> Tensor:
+        """x [N, hidden]; every row attends to its whole window, in both directions."""
+        qkv = windows.apart(self.qkv_proj(x)).unflatten(-1, (3, self.heads, -1))
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=windows.mask)
+        return self.out_proj(windows.together(out.transpose(1, 2).flatten(2)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Windows:
+    """Consecutive rows cut into windows, seen as a batch of `count` windows of `width` rows.
+
+    rows int64 [N]: where each row lies in the flattened batch; mask bool [count, 1, 1, width]: which places hold a row.
+    Both are None when all windows have the same length, as for one clip of up to 8 s: then the batch is a view.
+    """
+
+    count: int
+    width: int
+    rows: Tensor | None
+    mask: Tensor | None
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], limit: int, device: torch.device) -> Windows:
+        """Clips of `lengths` rows, each cut into windows of `limit` rows and what is left."""
+        sizes = torch.tensor([min(limit, length - start) for length in lengths for start in range(0, length, limit)])
+        count, width = len(sizes), int(sizes.max())
+        taken = torch.arange(width) < sizes[:, None]
+        if bool(taken.all()):
+            return cls(count, width, None, None)
+        return cls(count, width, taken.flatten().nonzero()[:, 0].to(device), taken[:, None, None].to(device))
+
+    def apart(self, x: Tensor) -> Tensor:
+        """[N, D] -> [count, width, D], zeros where no row is."""
+        if self.rows is not None:
+            x = x.new_zeros(self.count * self.width, x.shape[1]).index_copy(0, self.rows, x)
+        return x.view(self.count, self.width, -1)
+
+    def together(self, x: Tensor) -> Tensor:
+        """The inverse of `apart`."""
+        x = x.flatten(0, 1)
+        return x if self.rows is None else x.index_select(0, self.rows)
+
+
+def mel_filters(bins: int) -> Tensor:
+    """float32 [bins, 201]: triangles on Slaney's mel scale from 0 to 8000 Hz, each of unit area in Hz.
+
+    The scale is linear (3 mel per 200 Hz) up to 1 kHz and logarithmic (27 mel per factor 6.4) above.
+    """
+    knee_hz, knee_mel, mels_per_log = 1000.0, 15.0, 27.0 / math.log(6.4)
+    top = knee_mel + math.log(TOP_HZ / knee_hz) * mels_per_log
+    mels = torch.linspace(0.0, top, bins + 2, dtype=torch.float64)
+    edges = torch.where(mels < knee_mel, mels * 200.0 / 3.0, knee_hz * ((mels - knee_mel) / mels_per_log).exp())
+    lines = torch.linspace(0.0, SAMPLE_RATE / 2, FFT_SAMPLES // 2 + 1, dtype=torch.float64)
+    left, centre, right = edges[:-2, None], edges[1:-1, None], edges[2:, None]
+    triangles = torch.minimum((lines - left) / (centre - left), (right - lines) / (right - centre)).clamp_min(0.0)
+    return (triangles * (2.0 / (right - left))).float()
+
+
+def sinusoids(length: int, channels: int) -> Tensor:
+    """float32 [length, channels]: sines in the first half, cosines in the second, wavelengths from 2 pi to 20000 pi."""
+    half = channels // 2
+    rates = torch.exp(torch.arange(half).float() * -(math.log(10_000.0) / (half - 1)))
+    angles = torch.arange(length)[:, None] * rates
+    return torch.cat((angles.sin(), angles.cos()), dim=1)
+
+
+def _thrice_halved(n: int) -> int:
+    """What three convolutions of stride 2 leave of n, rounded up each time."""
+    return (n + 7) // 8
+
+
+def _refuse(section: Mapping[str, Any], **supported: Any) -> None:
+    for name, value in supported.items():
+        if name in section and section[name] != value:
+            raise ValueError(f"{name} is {section[name]!r}; only {value!r} is supported")

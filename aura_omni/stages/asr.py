@@ -1,0 +1,194 @@
+"""ASR: a clip of sound to the token ids of what was said. Text comes from the ids through a `TranscriptReader`.
+
+    prompt = stage.prompt(audio, language="en")            # any thread, no device
+    sequence = stage.sequence(prompt, SAMPLING, on_output=..., on_end=...)
+    reader = stage.reader(prompt)                          # fed with what on_output gets
+
+The mel and the encoder run on the device, in `forward`, for clips of which a row is really needed: on a CPU thread the
+mel alone of 5 s takes 18 ms, on the device it is a few launches, and 5 s of samples are only 320 kB to copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aura_omni.engine.loader import Checkpoint
+from aura_omni.engine.sequence import Batch, FinishReason, MediaSpan, Sequence
+from aura_omni.errors import BadMedia, CheckpointError
+from aura_omni.flow import Audio, Sampling
+from aura_omni.models.layers import KeyValues
+from aura_omni.models.qwen3_asr import FFT_SAMPLES, HOP_SAMPLES, SAMPLE_RATE, AsrConfig, Qwen3Asr
+from aura_omni.stages.clips import MAX_CLIP_S, SEARCH_S, at_speech_rate, media_key
+from aura_omni.stages.tokenizer import TextTokenizer
+from aura_omni.stages.transcript import TEXT_TAG, TranscriptReader, language_name
+
+SAMPLING = Sampling(temperature=0.0, max_tokens=512)
+
+# Shorter clips get zeros behind them, which then count as sound: so do the converted models. (The original package does
+# it only to parts of a long file, and fails on the shortest clips otherwise.)
+MIN_SAMPLES = 8_000  # 0.5 s at 16 kHz
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AsrPrompt:
+    """tokens: the whole prompt; audio: its rows that are sound; samples float32 [n >= 8000] at 16 kHz."""
+
+    tokens: tuple[int, ...]
+    audio: MediaSpan
+    samples: np.ndarray
+    language: str | None  # forced, one of transcript.LANGUAGES
+
+
+@dataclass(slots=True, eq=False)
+class _Heard:
+    """samples stay as long as the sequence, so that it can be prefilled again; features only while rows are missing."""
+
+    samples: np.ndarray
+    features: Tensor | None = None
+
+
+class AsrStage:
+    """An `engine.stage_model.StageModel`. `prompt` and `reader` may be called from any thread."""
+
+    penalise_prompt = True
+
+    def __init__(self, network: Qwen3Asr, tokenizer: TextTokenizer) -> None:
+        """network: filled and prepared, on its device. Raises CheckpointError when the tokenizer lacks a control token."""
+        self.network, self.tokenizer = network, tokenizer
+        self.decoder_config = network.config.decoder
+        weight = network.embed_tokens.weight
+        self.device, self.dtype = weight.device, weight.dtype
+        start, end, self._tag = tokenizer.id("<|im_start|>"), tokenizer.id("<|im_end|>"), tokenizer.id(TEXT_TAG)
+        self.stop_ids = frozenset({end, tokenizer.id("<|endoftext|>")})
+        self._pad = tokenizer.id("<|audio_pad|>")
+        text = tokenizer.encode
+        self._system = [start]
+        self._before = [end, *text("\n"), start, *text("user\n"), tokenizer.id("<|audio_start|>")]
+        self._after = [tokenizer.id("<|audio_end|>"), end, *text("\n"), start, *text("assistant\n")]
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dtype) -> AsrStage:
+        """Either published layout. Raises CheckpointError naming what is missing, unused, misshaped or unsupported."""
+        try:
+            config = AsrConfig.from_json(checkpoint.json("config.json"))
+        except KeyError as error:
+            raise CheckpointError(f"config.json of checkpoint {checkpoint.name} lacks {error}") from error
+        except ValueError as error:
+            raise CheckpointError(f"config.json of checkpoint {checkpoint.name}: {error}") from error
+        _check_front_end(checkpoint, config)
+        with torch.device("meta"):
+            network = Qwen3Asr(config)
+        checkpoint.load(network, config.layout, device=device, dtype=dtype)
+        stage = cls(network, TextTokenizer.load(checkpoint))
+        if stage._pad != config.audio_token_id:
+            raise CheckpointError(
+                f"config.json of checkpoint {checkpoint.name}: audio_token_id is {config.audio_token_id}, "
+                f"but its tokenizer gives <|audio_pad|> the id {stage._pad}"
+            )
+        return stage
+
+    def prompt(self, audio: Audio, *, context: str = "", language: str | None = None) -> AsrPrompt:
+        """context: names and words to expect, ordinary text; language: forced, in any spelling; None lets the model say.
+
+        Raises BadRequest for an unknown language, BadMedia for a clip that `clips.split_long` must cut first.
+        """
+        if audio.duration_s > MAX_CLIP_S + SEARCH_S:
+            raise BadMedia(
+                f"the audio is {audio.duration_s:.1f} s long; ASR takes {MAX_CLIP_S:g} s at once. Send it in parts"
+            )
+        forced = None if language is None else language_name(language)
+        samples = at_speech_rate(audio)
+        samples = np.pad(samples, (0, max(0, MIN_SAMPLES - len(samples))))
+        head = [*self._system, *self.tokenizer.encode("system\n" + context), *self._before]
+        span = MediaSpan(len(head), self.network.config.encoder.tokens(len(samples)), media_key(audio, "asr"))
+        tokens = [*head, *[self._pad] * span.length, *self._after]
+        if forced is not None:
+            tokens += [*self.tokenizer.encode(f"language {forced}"), self._tag]
+        return AsrPrompt(tuple(tokens), span, samples, forced)
+
+    def sequence(
+        self,
+        prompt: AsrPrompt,
+        sampling: Sampling,
+        *,
+        on_output: Callable[[Any], None],
+        on_end: Callable[[FinishReason, Exception | None], None],
+    ) -> Sequence:
+        """on_output gets token ids, one at a time."""
+        return Sequence(
+            tokens=list(prompt.tokens),
+            sampling=sampling,
+            on_output=on_output,
+            on_end=on_end,
+            stop_ids=self.stop_ids,
+            media=(prompt.audio,),
+            state=_Heard(prompt.samples),
+        )
+
+    def reader(self, prompt: AsrPrompt) -> TranscriptReader:
+        return TranscriptReader(self.tokenizer, prompt.language)
+
+    # ------------------------------------------------------------ on the engine thread
+
+    def forward(self, batch: Batch, kv: KeyValues) -> Tensor:
+        self._encode(batch)
+        x = self.network.embed(torch.tensor(batch.tokens(), device=self.device))
+        positions: list[int] = []
+        for sequence, start, count in zip(batch.sequences, batch.starts, batch.counts, strict=True):
+            heard, span = sequence.state, sequence.media[0]
+            rows, span_rows = _shared(span, start, count)
+            if span_rows:
+                first = len(positions) + rows.start
+                x[first : first + len(rows)] = heard.features[span_rows.start : span_rows.stop]
+            if start + count >= span.start + span.length:
+                heard.features = None
+            positions += range(start, start + count)
+        return self.network(x, torch.tensor(positions, device=self.device), kv)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.network.logits(hidden)
+
+    def advance(self, sequences: Seq[Sequence], hidden: Tensor, ids: Tensor) -> list[Any]:
+        return ids.tolist()
+
+    def _encode(self, batch: Batch) -> None:
+        """Encode, in one call, the clips that this step needs rows of and that are not encoded yet."""
+        clips: list[_Heard] = [
+            sequence.state
+            for sequence, start, count in zip(batch.sequences, batch.starts, batch.counts, strict=True)
+            if sequence.state.features is None and _shared(sequence.media[0], start, count)[1]
+        ]
+        if clips:
+            waves = [torch.from_numpy(clip.samples).to(self.device, non_blocking=True) for clip in clips]
+            for clip, features in zip(clips, self.network.encode(waves), strict=True):
+                clip.features = features
+
+
+def _shared(span: MediaSpan, start: int, count: int) -> tuple[range, range]:
+    """The rows that the step's [start, start + count) has in common with the span, counted from start and from span.start."""
+    first, stop = max(start, span.start), min(start + count, span.start + span.length)
+    return range(first - start, stop - start), range(first - span.start, stop - span.start)
+
+
+def _check_front_end(checkpoint: Checkpoint, config: AsrConfig) -> None:
+    """Refuse a checkpoint that was trained on another kind of mel."""
+    published = checkpoint.json("preprocessor_config.json", default={})
+    ours = {
+        "sampling_rate": SAMPLE_RATE,
+        "hop_length": HOP_SAMPLES,
+        "n_fft": FFT_SAMPLES,
+        "feature_size": config.encoder.mel_bins,
+        "dither": 0.0,
+    }
+    for name, value in ours.items():
+        if name in published and published[name] != value:
+            raise CheckpointError(
+                f"preprocessor_config.json of checkpoint {checkpoint.name}: {name} is {published[name]!r}; it must be {value}"
+            )

@@ -1,0 +1,85 @@
+"""What ASR does with a clip before any network sees it: 16 kHz, is there anything in it, cut what is too long."""
+
+from __future__ import annotations
+
+import hashlib
+from itertools import pairwise
+
+import numpy as np
+import soxr
+
+from aura_omni.flow import SPEECH_RATE, Audio
+
+MAX_CLIP_S = 1_200.0  # what Qwen3-ASR was built to take at once
+SEARCH_S = 5.0  # how far from a limit a cut may lie
+LULL_S = 0.1  # a cut goes into the quietest stretch of this length
+
+# The rounding noise of 16-bit audio lies 15 dB below this level; a reader recorded at -38 dBFS and then attenuated by 45 dB
+# is above it a third of the time. Whether louder sound is speech is for the VAD and the model to say.
+SILENCE_RMS = 5e-5  # -86 dBFS
+SOUND_S = 0.06  # less sound than this is a click, not a word
+_SLOT_S = 0.02
+
+
+def at_speech_rate(audio: Audio) -> np.ndarray:
+    """float32 [n] at 16 kHz, peak at most 1. Resampled as librosa does by default (soxr HQ, length rounded up).
+
+    Louder than full scale is scaled down as a whole; anything else keeps its level.
+    """
+    samples = np.ascontiguousarray(audio.samples, dtype=np.float32)
+    if audio.rate != SPEECH_RATE:
+        length = -(-len(samples) * SPEECH_RATE // audio.rate)
+        samples = soxr.resample(samples, audio.rate, SPEECH_RATE, quality="HQ")[:length]
+        samples = np.pad(samples, (0, length - len(samples)))
+    peak = float(np.abs(samples).max())
+    return samples / np.float32(peak) if peak > 1.0 else samples
+
+
+def has_energy(samples: np.ndarray, rate: int = SPEECH_RATE) -> bool:
+    """Whether any sound is in float samples [n]: 60 ms or more above -86 dBFS, a constant offset not counted.
+
+    False means that the transcript is empty and the model need not run.
+    """
+    slot = max(1, round(_SLOT_S * rate))
+    slots = len(samples) // slot
+    if slots == 0:
+        return False
+    wave = samples[: slots * slot].astype(np.float64).reshape(slots, slot)
+    levels = wave.std(axis=1)
+    return int((levels > SILENCE_RMS).sum()) >= round(SOUND_S / _SLOT_S)
+
+
+def split_long(audio: Audio, *, limit_s: float = MAX_CLIP_S) -> tuple[Audio, ...]:
+    """Audio in order, without overlap or loss, cut near each multiple of limit_s; the same object when short enough.
+
+    A cut is at the quietest sample of the quietest 100 ms within 5 s of the limit, so a part may exceed it by 5 s.
+    Parts of a longer clip are at 16 kHz. Transcripts of the parts go through `transcript.joined`.
+    """
+    if audio.duration_s <= limit_s:
+        return (audio,)
+    samples = at_speech_rate(audio)
+    limit, reach, lull = (round(seconds * SPEECH_RATE) for seconds in (limit_s, SEARCH_S, LULL_S))
+    cuts = [0]
+    while len(samples) - cuts[-1] > limit:
+        target = cuts[-1] + limit
+        first = max(cuts[-1] + 1, target - reach)
+        cuts.append(first + _quietest(np.abs(samples[first : target + reach]), lull))
+    cuts.append(len(samples))
+    return tuple(
+        Audio(samples[start:stop], SPEECH_RATE, media_key(audio, f"{start}:{stop}")) for start, stop in pairwise(cuts)
+    )
+
+
+def media_key(audio: Audio, options: str) -> bytes:
+    """A key of the clip's content together with what is done to it: equal keys, equal rows."""
+    origin = f"{audio.rate}/{len(audio.samples)}/{options}/".encode()
+    return hashlib.blake2b(origin + audio.key, digest_size=16).digest()
+
+
+def _quietest(loudness: np.ndarray, lull: int) -> int:
+    """Index of the quietest sample of the `lull` consecutive samples with the least sum."""
+    if len(loudness) <= lull:
+        return int(loudness.argmin())
+    total = np.concatenate(([0.0], np.cumsum(loudness, dtype=np.float64)))
+    start = int((total[lull:] - total[:-lull]).argmin())
+    return start + int(loudness[start : start + lull].argmin())
