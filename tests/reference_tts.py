@@ -204,3 +204,26 @@ def reference_model(config: dict[str, Any], *, seed: int = 0, spread: float = 0.
     model = Qwen3TTSForConditionalGeneration(Qwen3TTSConfig(**copy.deepcopy(config))).eval()
     randomise(model, seed, spread)
     return model
+
+
+def reference_ids(tokenizer: Any, kind: str, text: str) -> torch.Tensor:
+    """Text inside the package's template -> ids int64 [1, n]; kind is "target", "reference" or "instruct"."""
+    template = {
+        "target": "<|im_start|>assistant\n{}<|im_end|>\n<|im_start|>assistant\n",
+        "reference": "<|im_start|>assistant\n{}<|im_end|>\n",
+        "instruct": "<|im_start|>user\n{}<|im_end|>\n",
+    }[kind]
+    return torch.tensor([tokenizer(template.format(text))["input_ids"]])
+
+
+def write_checkpoint(
+    folder: Path, config: dict[str, Any], model: Any, generation: dict[str, Any] | None = None
+) -> Path:
+    """The published files of one model (without speech_tokenizer/)."""
+    from safetensors.torch import save_file
+
+    write_tokenizer(folder)
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (folder / "generation_config.json").write_text(json.dumps(generation or {}), encoding="utf-8")
+    save_file({name: value.contiguous() for name, value in model.state_dict().items()}, folder / "model.safetensors")
+    return folder

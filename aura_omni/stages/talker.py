@@ -262,7 +262,7 @@ class TalkerStage:
         parts: list[Tensor] = []
         if start < prompt_length:
             if state.prompt_rows is None:
-                state.prompt_rows = self._prompt_rows(state.prompt)
+                state.prompt_rows = self.prompt_rows(state.prompt)
             parts.append(state.prompt_rows[start:stop])
             if stop >= prompt_length:
                 state.prompt_rows = None
@@ -273,7 +273,9 @@ class TalkerStage:
             parts.append(self.talker.frames(codes) + self.talker.text(text_ids))
         return torch.cat(parts)
 
-    def _prompt_rows(self, prompt: TalkerPrompt) -> Tensor:
+    @torch.no_grad()
+    def prompt_rows(self, prompt: TalkerPrompt) -> Tensor:
+        """The input rows before the first frame: [prefill.length, H]."""
         prefill, reference, device = prompt.prefill, prompt.reference, self.device
         rows = self.talker.text(torch.tensor(prefill.text_ids, device=device))
         rows[list(prefill.codec_rows)] += self.talker.codec_embedding(torch.tensor(prefill.codec_ids, device=device))
