@@ -78,6 +78,7 @@ def _refuse_unknown(name: str, section: Mapping[str, Any]) -> None:
         "hidden_act": (section.get("hidden_act", "silu"), "silu"),
         "attention_bias": (section.get("attention_bias", False), False),
         "use_sliding_window": (section.get("use_sliding_window", False), False),
+        "layer_types": (sorted(set(section.get("layer_types") or ["full_attention"])), ["full_attention"]),
         "rope_type": (rope.get("rope_type", rope.get("type", "default")), "default"),
     }
     for field, (value, known) in found.items():

@@ -136,5 +136,6 @@ def test_architectures_that_are_not_computed_are_refused() -> None:
     refused("talker_config has hidden_act 'gelu'", "talker", hidden_act="gelu")
     refused("code_predictor_config has attention_bias True", "predictor", attention_bias=True)
     refused("code_predictor_config has use_sliding_window True", "predictor", use_sliding_window=True)
+    refused("layer_types", "predictor", layer_types=["full_attention", "sliding_attention"])
     refused("rope_type 'yarn'", "predictor", rope_scaling={"rope_type": "yarn", "factor": 4})
     refused("num_code_groups 16, its code_predictor_config 8", "predictor", num_code_groups=8)
