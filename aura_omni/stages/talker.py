@@ -1,0 +1,327 @@
+"""The Talker stage: a voice and text in, one frame of 16 codes per step out.
+
+    stage = TalkerStage.load(checkpoint, device=device, dtype=torch.bfloat16)
+    speaking = stage.voices.resolve(voice)                       # BadVoice, before anything runs
+    prompt = stage.prompt(speaking, stage.writer.body("Hello"))  # any thread, no device
+    sequence = stage.sequence(prompt, stage.sampling, on_output=on_frame, on_end=on_end)
+
+Text reaches a running sequence through its track (`feed`, `close`), one id per step. Rows are kept as ids and codes, so
+that a sequence whose pages were taken away can be computed again from its state alone. Knows nothing of audio output.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aura_omni.engine.loader import Checkpoint
+from aura_omni.engine.sampler import Draw, pick
+from aura_omni.engine.sequence import Batch, FinishReason, Sequence
+from aura_omni.errors import BadRequest, CheckpointError
+from aura_omni.flow import CODEBOOKS, Sampling
+from aura_omni.models.layers import KeyValues
+from aura_omni.models.qwen3_tts import TALKER_LAYOUT, Talker, TalkerConfig
+from aura_omni.models.speaker_encoder import SPEAKER_LAYOUT, SpeakerEncoder, SpeakerEncoderConfig, log_mel
+from aura_omni.stages.talker_prompt import Prefill, PromptWriter
+from aura_omni.stages.voices import Reference, Speaking, Voices
+
+_MIN_FRAMES = 2  # of the published generate(); an end on the first frame would be silence
+_RESERVED = 1_024  # ids at the end of the codec vocabulary that are no codes; of these only eos may be drawn
+
+
+class TextTrack:
+    """The text that a sequence still has to read, one id per step; padding once it is closed and empty."""
+
+    def __init__(self, pad_id: int) -> None:
+        self._pad_id = pad_id
+        self._ids: deque[int] = deque()
+        self.closed = False
+
+    def feed(self, ids: Seq[int]) -> None:
+        if self.closed:
+            raise ValueError("this text track is closed")
+        self._ids.extend(ids)
+
+    def close(self) -> None:
+        """No more text will come."""
+        self.closed = True
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next step has something to read. A sequence that is not ready must not be stepped."""
+        return self.closed or bool(self._ids)
+
+    def take(self) -> int:
+        if self._ids:
+            return self._ids.popleft()
+        if not self.closed:
+            raise LookupError("the Talker was stepped before its next text arrived")
+        return self._pad_id
+
+
+@dataclass(frozen=True, slots=True)
+class TalkerPrompt:
+    prefill: Prefill
+    reference: Reference | None
+
+
+@dataclass(slots=True, eq=False)
+class TalkerState:
+    """frames and text_ids: of every step so far, so row prompt_length + s is frames[s] with text_ids[s]."""
+
+    prompt: TalkerPrompt
+    track: TextTrack
+    predictor: Sampling
+    frames: list[np.ndarray] = field(default_factory=list)
+    text_ids: list[int] = field(default_factory=list)
+    prompt_rows: Tensor | None = None  # [prompt_length, H], while it is being prefilled
+    next_row: Tensor | None = None  # [H], of the newest frame
+
+
+class TalkerStage:
+    """Implements `engine.stage_model.StageModel`."""
+
+    penalise_prompt = False
+
+    def __init__(
+        self,
+        talker: Talker,
+        speaker_encoder: SpeakerEncoder | None,
+        writer: PromptWriter,
+        voices: Voices,
+        *,
+        sampling: Sampling,
+        predictor_sampling: Sampling,
+    ) -> None:
+        """sampling, predictor_sampling: the checkpoint's defaults; sampling.max_tokens is the frame budget."""
+        self.talker = talker
+        self.writer = writer
+        self.voices = voices
+        self.sampling = sampling
+        self.predictor_sampling = predictor_sampling
+        self.decoder_config = talker.config.decoder
+        self.device = talker.codec_head.weight.device
+        self.dtype = talker.codec_head.weight.dtype
+        self.stop_ids = frozenset({writer.ids.eos})
+        self._speaker_encoder = speaker_encoder
+        banned = torch.zeros(talker.config.codec_vocab, dtype=torch.bool, device=self.device)
+        banned[-_RESERVED:] = True
+        banned[writer.ids.eos] = False
+        self._banned = banned
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dtype) -> TalkerStage:
+        config = checkpoint.json("config.json")
+        try:
+            talker_config = TalkerConfig.from_json(config)
+            speaker_config = SpeakerEncoderConfig.from_json(config) if config.get("tts_model_type") == "base" else None
+            voices = Voices.from_json(
+                config, checkpoint.name, least_samples=speaker_config.least_samples if speaker_config else 0
+            )
+            writer = PromptWriter.load(checkpoint)
+        except KeyError as error:
+            raise CheckpointError(f"config.json of checkpoint {checkpoint.name} lacks {error}") from error
+        except ValueError as error:
+            raise CheckpointError(f"config.json of checkpoint {checkpoint.name}: {error}") from error
+        if talker_config.groups != CODEBOOKS:
+            raise CheckpointError(
+                f"checkpoint {checkpoint.name} has {talker_config.groups} codebooks; frames here have {CODEBOOKS}"
+            )
+        if speaker_config and speaker_config.size != talker_config.decoder.hidden:
+            raise CheckpointError(
+                f"checkpoint {checkpoint.name}: speaker vectors have {speaker_config.size} values, "
+                f"its Talker {talker_config.decoder.hidden}"
+            )
+        encoder: SpeakerEncoder | None = None
+        with torch.device("meta"):
+            talker = Talker(talker_config)
+            if speaker_config:
+                encoder = SpeakerEncoder(speaker_config)
+        checkpoint.load(talker, TALKER_LAYOUT, device=device, dtype=dtype, own="talker.")
+        if encoder:
+            checkpoint.load(encoder, SPEAKER_LAYOUT, device=device, dtype=dtype, own="speaker_encoder.")
+        sampling, predictor = published_sampling(checkpoint.json("generation_config.json", default={}))
+        return cls(talker, encoder, writer, voices, sampling=sampling, predictor_sampling=predictor)
+
+    # ------------------------------------------------------------ what a request becomes
+
+    @torch.no_grad()
+    def speaker(self, samples: np.ndarray) -> Tensor:
+        """samples float32 [n] mono at 24 kHz -> the voice's vector [H]. Runs on the stage's device, on the engine thread."""
+        if self._speaker_encoder is None:
+            raise ValueError(f"checkpoint {self.voices.checkpoint} has no speaker encoder")
+        mel = log_mel(torch.from_numpy(samples).to(self.device))
+        return self._speaker_encoder(mel.to(self.dtype))
+
+    def reference(
+        self, speaking: Speaking, samples: np.ndarray, ref_text: str | None, encode: Callable[[np.ndarray], Tensor]
+    ) -> Reference:
+        """Build what `speaking.clone` asks for. samples as in `speaker`; encode: the codec's, samples -> codes int64 [T, 16].
+
+        Runs both encoders on the engine thread; keep the result in a `ReferenceStore`.
+        """
+        vector = self.speaker(samples)
+        if speaking.clone == "speaker" or ref_text is None:
+            return Reference(vector)
+        return Reference(vector, encode(samples), tuple(self.writer.body(ref_text)))
+
+    def prompt(self, speaking: Speaking, body: Seq[int], reference: Reference | None = None) -> TalkerPrompt:
+        """body: ids of `writer.body` or `writer.body_of_ids`; reference: just when speaking.clone says so. Thread-safe."""
+        if (reference is None) != (speaking.clone is None):
+            raise ValueError("a cloned voice needs its reference, and no other voice takes one")
+        if reference is None or speaking.clone == "speaker":
+            return TalkerPrompt(self.writer.prefill(speaking, body), reference)
+        if reference.codes is None or not reference.text_ids:
+            raise ValueError("to continue a reference, its codes and its text are needed")
+        prefill = self.writer.prefill(
+            speaking, body, reference_ids=reference.text_ids, reference_frames=len(reference.codes)
+        )
+        return TalkerPrompt(prefill, reference)
+
+    def sequence(
+        self,
+        prompt: TalkerPrompt,
+        sampling: Sampling,
+        *,
+        predictor: Sampling | None = None,
+        on_output: Callable[[np.ndarray], None],
+        on_end: Callable[[FinishReason, Exception | None], None],
+    ) -> Sequence:
+        """sampling.max_tokens is the frame budget; when it runs out the sequence ends with "length".
+
+        predictor: of codebooks 1..15 (None: the checkpoint's); on_output gets int64 [16] per frame.
+        """
+        ids = self.writer.ids
+        track = TextTrack(ids.text_pad)
+        track.feed(prompt.prefill.trailing_ids)
+        track.close()
+        return Sequence(
+            tokens=[ids.pad] * prompt.prefill.length,
+            sampling=replace(sampling, min_tokens=max(sampling.min_tokens, _MIN_FRAMES)),
+            on_output=on_output,
+            on_end=on_end,
+            stop_ids=self.stop_ids,
+            state=TalkerState(prompt, track, predictor or self.predictor_sampling),
+            # Rows are not a function of tokens, and a prompt of ten rows costs one step with or without a cache.
+            cacheable=False,
+        )
+
+    # ------------------------------------------------------------ what the engine asks
+
+    @torch.no_grad()
+    def forward(self, batch: Batch, kv: KeyValues) -> Tensor:
+        """The batch's rows through the decoder: hidden [rows, H], final-normed."""
+        steps = list(zip(batch.sequences, batch.starts, batch.counts, strict=True))
+        x = torch.cat([self._rows(sequence, start, count) for sequence, start, count in steps])
+        positions = [row for _, start, count in steps for row in range(start, start + count)]
+        return self.talker.decoder(x, torch.tensor(positions, device=self.device), kv)
+
+    @torch.no_grad()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [B, H] -> float32 [B, codec vocabulary]; ids that are neither codes nor eos are at -inf."""
+        return self.talker.codec_head(hidden).float().masked_fill(self._banned, -torch.inf)
+
+    @torch.no_grad()
+    def advance(self, sequences: Seq[Sequence], hidden: Tensor, ids: Tensor) -> list[Any]:
+        """Complete one frame of each sequence that goes on, and prepare its next row. Returns int64 [16] arrays.
+
+        A sequence whose budget ends with this frame is among them: N frames are N calls.
+        """
+        states: list[TalkerState] = [sequence.state for sequence in sequences]
+        draw = Draw.of(
+            [state.predictor for state in states],
+            [sequence.seed for sequence in sequences],
+            [len(state.frames) for state in states],
+            self.device,
+        )
+        codes, embedding = self.talker.frame(hidden, ids, lambda logits, group: pick(logits, draw, stream=group))
+        text_ids = [state.track.take() for state in states]
+        rows = embedding + self.talker.text(torch.tensor(text_ids, device=self.device))
+        frames = list(codes.cpu().numpy())
+        for state, frame, text_id, row in zip(states, frames, text_ids, rows, strict=True):
+            state.frames.append(frame)
+            state.text_ids.append(text_id)
+            state.next_row = row
+        return frames
+
+    # ------------------------------------------------------------ rows
+
+    def _rows(self, sequence: Sequence, start: int, count: int) -> Tensor:
+        """Input rows [start, start + count) of a sequence: [count, H]."""
+        state: TalkerState = sequence.state
+        prompt_length, stop = sequence.prompt_length, start + count
+        if start + 1 == stop == sequence.length and state.next_row is not None:
+            return state.next_row[None]
+        parts: list[Tensor] = []
+        if start < prompt_length:
+            if state.prompt_rows is None:
+                state.prompt_rows = self.prompt_rows(state.prompt)
+            parts.append(state.prompt_rows[start:stop])
+            if stop >= prompt_length:
+                state.prompt_rows = None
+        if stop > prompt_length:
+            steps = slice(max(0, start - prompt_length), stop - prompt_length)
+            codes = torch.from_numpy(np.stack(state.frames[steps])).to(self.device)
+            text_ids = torch.tensor(state.text_ids[steps], device=self.device)
+            parts.append(self.talker.frames(codes) + self.talker.text(text_ids))
+        return torch.cat(parts)
+
+    @torch.no_grad()
+    def prompt_rows(self, prompt: TalkerPrompt) -> Tensor:
+        """The input rows before the first frame: [prefill.length, H]."""
+        prefill, reference, device = prompt.prefill, prompt.reference, self.device
+        rows = self.talker.text(torch.tensor(prefill.text_ids, device=device))
+        rows[list(prefill.codec_rows)] += self.talker.codec_embedding(torch.tensor(prefill.codec_ids, device=device))
+        if reference is not None and prefill.speaker_row is not None:
+            rows[prefill.speaker_row] += reference.speaker.to(device, self.dtype)
+        if reference is not None and reference.codes is not None and prefill.frames_row is not None:
+            stop = prefill.frames_row + prefill.frames
+            rows[prefill.frames_row : stop] += self.talker.frames(reference.codes.to(device))
+        return rows
+
+
+def published_sampling(generation: Mapping[str, Any]) -> tuple[Sampling, Sampling]:
+    """generation_config.json -> defaults of the Talker and of its code predictor; what it lacks is as published."""
+    talker = Sampling(
+        temperature=generation.get("temperature", 0.9),
+        top_k=generation.get("top_k", 50),
+        top_p=generation.get("top_p", 1.0),
+        repetition_penalty=generation.get("repetition_penalty", 1.05),
+        min_tokens=_MIN_FRAMES,
+        max_tokens=generation.get("max_new_tokens", 2_048),
+    )
+    if not generation.get("do_sample", True):
+        talker = replace(talker, temperature=0.0)
+    predictor = Sampling(temperature=0.9, top_k=50, top_p=1.0)
+    return talker, predictor_sampling(
+        predictor,
+        {
+            "do_sample": generation.get("subtalker_dosample"),
+            "temperature": generation.get("subtalker_temperature"),
+            "top_k": generation.get("subtalker_top_k"),
+            "top_p": generation.get("subtalker_top_p"),
+        },
+    )
+
+
+def predictor_sampling(base: Sampling, changes: Mapping[str, Any]) -> Sampling:
+    """base with do_sample, temperature, top_k and top_p replaced where given. Raises BadRequest for anything else.
+
+    do_sample false is greedy, whatever the temperature.
+    """
+    known = ("do_sample", "temperature", "top_k", "top_p")
+    for name in changes:
+        if name not in known:
+            raise BadRequest(f"{name} is not a field of the code predictor's sampling; there are {', '.join(known)}")
+    do_sample = changes.get("do_sample")
+    if do_sample is not None and not isinstance(do_sample, bool):
+        raise BadRequest(f"do_sample is {do_sample!r}; it must be true or false")
+    merged = base.merged({name: value for name, value in changes.items() if name != "do_sample"})
+    return replace(merged, temperature=0.0) if do_sample is False else merged

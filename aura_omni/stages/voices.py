@@ -1,0 +1,243 @@
+"""Who speaks, in which language and manner: a request's Voice checked against what the checkpoint can do.
+
+Knows names and limits, not tensors; the only thing kept is a bounded store of references that were costly to build.
+
+    voices = Voices.from_json(config, checkpoint.name)
+    speaking = voices.resolve(Voice(speaker="Ryan", language="en"))       # or BadVoice, before anything runs
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from aura_omni.errors import BadVoice, CheckpointError
+from aura_omni.flow import VOICE_RATE, Audio, Voice, VoiceTask
+
+_TASKS: dict[str, VoiceTask] = {"base": "Base", "custom_voice": "CustomVoice", "voice_design": "VoiceDesign"}
+_LACKS: dict[VoiceTask, str] = {
+    "Base": "a speaker encoder to clone a voice with",
+    "CustomVoice": "named speakers",
+    "VoiceDesign": "voices made from a description",
+}
+_DEFAULT_SPEAKER = "vivian"  # as upstream; the first of the file where a checkpoint has no such speaker
+_ISO_LANGUAGES = {
+    "en": "english",
+    "de": "german",
+    "es": "spanish",
+    "zh": "chinese",
+    "ja": "japanese",
+    "fr": "french",
+    "ko": "korean",
+    "ru": "russian",
+    "it": "italian",
+    "pt": "portuguese",
+}
+MAX_REFERENCE_S = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Speaking:
+    """A Voice that the checkpoint can speak with; every default filled in. Ids are of the codec vocabulary.
+
+    clone: None, or how a reference is used: "speaker" (its vector alone) or "continue" (its text and codes too).
+    """
+
+    task: VoiceTask
+    language_id: int | None  # None: the model finds out
+    speaker_id: int | None
+    instruct: str  # "" for none
+    clone: str | None
+    non_streaming: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reference:
+    """What is kept of a reference recording.
+
+    speaker [H] is its vector; codes int64 [T, 16] and text_ids (its transcript) only to continue from it.
+    """
+
+    speaker: Tensor
+    codes: Tensor | None = None
+    text_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Voices:
+    """What one checkpoint can speak with. languages and speakers by lower-case name, in the file's order."""
+
+    checkpoint: str
+    task: VoiceTask
+    takes_instruct: bool
+    languages: Mapping[str, int]  # dialects too
+    speakers: Mapping[str, int]
+    dialects: Mapping[str, str]  # speaker -> dialect that Chinese turns into
+    least_samples: int  # of a reference at 24 kHz
+
+    @classmethod
+    def from_json(cls, config: Mapping[str, Any], checkpoint: str, *, least_samples: int = 0) -> Voices:
+        """From a published config.json. Raises CheckpointError for a kind of checkpoint that is not known here."""
+        kind, talker = config.get("tts_model_type"), config["talker_config"]
+        if kind not in _TASKS:
+            raise CheckpointError(f"checkpoint {checkpoint} has tts_model_type {kind!r}; known are {', '.join(_TASKS)}")
+        task = _TASKS[kind]
+        speakers = {name.lower(): number for name, number in (talker.get("spk_id") or {}).items()}
+        dialects = {name.lower(): dialect for name, dialect in (talker.get("spk_is_dialect") or {}).items() if dialect}
+        languages = {name.lower(): number for name, number in talker["codec_language_id"].items()}
+        if task == "CustomVoice" and not speakers:
+            raise CheckpointError(f"checkpoint {checkpoint} is a custom_voice checkpoint without speakers (spk_id)")
+        unknown = sorted(set(dialects.values()) - set(languages))
+        if unknown:
+            raise CheckpointError(
+                f"checkpoint {checkpoint} has speakers of dialects without an id: {', '.join(unknown)}"
+            )
+        return cls(
+            checkpoint=checkpoint,
+            task=task,
+            # The small CustomVoice was not trained on instructions; its own package drops them without a word.
+            takes_instruct=task == "VoiceDesign" or (task == "CustomVoice" and config.get("tts_model_size") != "0b6"),
+            languages=languages,
+            speakers=speakers,
+            dialects=dialects,
+            least_samples=least_samples,
+        )
+
+    @property
+    def language_names(self) -> list[str]:
+        """What a request may ask for, besides ISO 639-1 codes of the same. Dialects come with their speakers."""
+        return ["auto", *(name for name in self.languages if "dialect" not in name)]
+
+    def resolve(self, voice: Voice) -> Speaking:
+        """Check every field, and fill in what is not given. Raises BadVoice naming the field, its value and what there is."""
+        if voice.task not in (None, self.task):
+            raise BadVoice(
+                f"task {voice.task} needs {_LACKS[voice.task]}, which checkpoint {self.checkpoint} does not have; "
+                f"its task is {self.task}",
+                param="task",
+            )
+        self._refuse_fields_of_other_tasks(voice)
+        speaker = self._speaker(voice.speaker) if self.task == "CustomVoice" else None
+        return Speaking(
+            task=self.task,
+            language_id=self._language(voice.language, speaker),
+            speaker_id=None if speaker is None else self.speakers[speaker],
+            instruct=self._instruct(voice.instruct),
+            clone=self._clone(voice) if self.task == "Base" else None,
+            non_streaming=self.task != "Base" if voice.non_streaming is None else voice.non_streaming,
+        )
+
+    def _refuse_fields_of_other_tasks(self, voice: Voice) -> None:
+        if voice.speaker and self.task != "CustomVoice":
+            raise BadVoice(
+                f"speaker {voice.speaker!r}: checkpoint {self.checkpoint} ({self.task}) has no named speakers",
+                param="speaker",
+            )
+        if self.task == "Base":
+            return
+        for name, given in (
+            ("ref_audio", voice.ref_audio is not None),
+            ("ref_text", bool(voice.ref_text)),
+            ("x_vector_only", voice.x_vector_only),
+        ):
+            if given:
+                raise BadVoice(
+                    f"{name} is for task Base; checkpoint {self.checkpoint} ({self.task}) cannot clone a voice",
+                    param=name,
+                )
+
+    def _speaker(self, name: str | None) -> str:
+        if not name or not name.strip():
+            return _DEFAULT_SPEAKER if _DEFAULT_SPEAKER in self.speakers else next(iter(self.speakers))
+        found = name.strip().lower()
+        if found not in self.speakers:
+            raise BadVoice(f"speaker {name!r} is unknown; there are {', '.join(self.speakers)}", param="speaker")
+        return found
+
+    def _language(self, name: str | None, speaker: str | None) -> int | None:
+        wanted = (name or "auto").strip().lower()
+        wanted = _ISO_LANGUAGES.get(wanted.replace("_", "-").partition("-")[0], wanted)
+        if wanted not in self.language_names:
+            raise BadVoice(
+                f"language {name!r} is unknown; there are {', '.join(self.language_names)}, or their ISO 639-1 codes",
+                param="language",
+            )
+        if speaker is not None and speaker in self.dialects and wanted in ("auto", "chinese"):
+            return self.languages[self.dialects[speaker]]
+        return None if wanted == "auto" else self.languages[wanted]
+
+    def _instruct(self, instruct: str | None) -> str:
+        if not instruct or not instruct.strip():
+            if self.task == "VoiceDesign":
+                raise BadVoice("task VoiceDesign needs instruct: a description of the voice", param="instruct")
+            return ""
+        if not self.takes_instruct:
+            raise BadVoice(
+                f"instruct is given, but checkpoint {self.checkpoint} ({self.task}) does not follow instructions; "
+                "leave it out, or serve a 1.7B CustomVoice or a VoiceDesign checkpoint",
+                param="instruct",
+            )
+        return instruct
+
+    def _clone(self, voice: Voice) -> str:
+        if voice.ref_audio is None:
+            raise BadVoice("task Base needs ref_audio: a recording of the voice", param="ref_audio")
+        self.check_reference(voice.ref_audio)
+        if voice.x_vector_only:
+            return "speaker"
+        if not voice.ref_text or not voice.ref_text.strip():
+            raise BadVoice(
+                "task Base needs ref_text, the transcript of ref_audio; or set x_vector_only to use only the voice's sound",
+                param="ref_text",
+            )
+        return "continue"
+
+    def check_reference(self, audio: Audio) -> None:
+        samples = len(audio.samples) * VOICE_RATE // audio.rate
+        if samples < self.least_samples:
+            raise BadVoice(
+                f"ref_audio has {samples} samples at {VOICE_RATE} Hz; at least {self.least_samples} "
+                f"({self.least_samples / VOICE_RATE:.3f} s) are needed, several seconds work best",
+                param="ref_audio",
+            )
+        if audio.duration_s > MAX_REFERENCE_S:
+            raise BadVoice(
+                f"ref_audio is {audio.duration_s:.1f} s long; at most {MAX_REFERENCE_S} s are taken", param="ref_audio"
+            )
+
+
+class ReferenceStore:
+    """Built references by content, the least recently used dropped first. Safe to use from several threads.
+
+    Two threads that ask for the same new reference may both build it; the first one in stays.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        if capacity < 1:
+            raise ValueError(f"a reference store of capacity {capacity} holds nothing")
+        self._capacity = capacity
+        self._kept: OrderedDict[tuple[bytes, str | None], Reference] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, audio: Audio, ref_text: str | None, build: Callable[[], Reference]) -> Reference:
+        """ref_text is None when only the speaker vector is used. `build` runs outside the lock."""
+        key = (audio.key, ref_text)
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        built = build()
+        with self._lock:
+            kept = self._kept.setdefault(key, built)
+            self._kept.move_to_end(key)
+            while len(self._kept) > self._capacity:
+                self._kept.popitem(last=False)
+        return kept
+
+    def __len__(self) -> int:
+        return len(self._kept)

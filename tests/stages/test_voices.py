@@ -1,0 +1,155 @@
+"""What a checkpoint can speak with, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from aura_omni.errors import BadVoice, CheckpointError
+from aura_omni.flow import Audio, Voice
+from aura_omni.stages.voices import Reference, ReferenceStore, Voices
+from tests.reference_tts import LANGUAGES, SPEAKERS, tts_config
+
+
+def voices(kind: str, **options: Any) -> Voices:
+    return Voices.from_json(tts_config(kind, **options), "tiny", least_samples=1280)
+
+
+def recording(seconds: float, rate: int = 24_000, key: bytes = b"k") -> Audio:
+    return Audio(np.zeros(int(seconds * rate), np.float32), rate, key)
+
+
+CUSTOM, DESIGN, BASE = voices("custom_voice"), voices("voice_design"), voices("base")
+
+
+def test_a_voice_without_wishes_speaks_as_the_checkpoint_does() -> None:
+    speaking = CUSTOM.resolve(Voice())
+    assert (speaking.task, speaking.speaker_id, speaking.language_id) == ("CustomVoice", SPEAKERS["vivian"], None)
+    assert speaking.non_streaming
+    assert DESIGN.resolve(Voice(instruct="old")).non_streaming
+    assert not BASE.resolve(Voice(ref_audio=recording(2), ref_text="hi")).non_streaming
+
+
+def test_without_vivian_the_first_speaker_of_the_file_speaks() -> None:
+    config = tts_config("custom_voice")
+    del config["talker_config"]["spk_id"]["vivian"]
+    assert Voices.from_json(config, "tiny").resolve(Voice()).speaker_id == SPEAKERS["serena"]
+
+
+@pytest.mark.parametrize("name", ["ryan", "Ryan", " RYAN "])
+def test_speakers_are_found_in_any_case(name: str) -> None:
+    assert CUSTOM.resolve(Voice(speaker=name)).speaker_id == SPEAKERS["ryan"]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("English", "english"),
+        ("en", "english"),
+        ("en-GB", "english"),
+        ("zh_CN", "chinese"),
+        ("JA", "japanese"),
+        ("auto", None),
+        ("Auto", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_languages_are_found_by_name_and_iso_code(name: str | None, expected: str | None) -> None:
+    assert CUSTOM.resolve(Voice(language=name)).language_id == (LANGUAGES[expected] if expected else None)
+
+
+@pytest.mark.parametrize(
+    ("speaker", "language", "expected"),
+    [
+        ("eric", "auto", "sichuan_dialect"),
+        ("eric", "zh", "sichuan_dialect"),
+        ("dylan", None, "beijing_dialect"),
+        ("eric", "english", "english"),
+        ("ryan", "chinese", "chinese"),
+    ],
+)
+def test_a_speaker_of_a_dialect_turns_chinese_into_it(speaker: str, language: str | None, expected: str) -> None:
+    assert CUSTOM.resolve(Voice(speaker=speaker, language=language)).language_id == LANGUAGES[expected]
+
+
+@pytest.mark.parametrize(
+    ("who", "voice", "param", "message"),
+    [
+        (CUSTOM, Voice(task="Base"), "task", "needs a speaker encoder .* does not have; its task is CustomVoice"),
+        (CUSTOM, Voice(task="VoiceDesign"), "task", "needs voices made from a description"),
+        (BASE, Voice(task="CustomVoice"), "task", "needs named speakers"),
+        (CUSTOM, Voice(speaker="bob"), "speaker", "'bob' is unknown; there are serena, vivian, ryan"),
+        (CUSTOM, Voice(language="klingon"), "language", "'klingon' is unknown; there are auto, english, german"),
+        (CUSTOM, Voice(language="fr"), "language", "'fr' is unknown"),
+        (CUSTOM, Voice(language="beijing_dialect"), "language", "is unknown"),
+        (CUSTOM, Voice(ref_audio=recording(2)), "ref_audio", "is for task Base"),
+        (CUSTOM, Voice(ref_text="hi"), "ref_text", "is for task Base"),
+        (DESIGN, Voice(instruct="x", x_vector_only=True), "x_vector_only", "is for task Base"),
+        (DESIGN, Voice(), "instruct", "needs instruct"),
+        (DESIGN, Voice(instruct="  "), "instruct", "needs instruct"),
+        (DESIGN, Voice(instruct="x", speaker="ryan"), "speaker", "has no named speakers"),
+        (BASE, Voice(speaker="ryan"), "speaker", "has no named speakers"),
+        (BASE, Voice(), "ref_audio", "needs ref_audio"),
+        (BASE, Voice(ref_audio=recording(2)), "ref_text", "needs ref_text"),
+        (BASE, Voice(ref_audio=recording(2), ref_text=" "), "ref_text", "needs ref_text"),
+        (BASE, Voice(ref_audio=recording(2), ref_text="hi", instruct="x"), "instruct", "does not follow instructions"),
+        (BASE, Voice(ref_audio=recording(0.05), ref_text="x"), "ref_audio", "has 1200 samples .* at least 1280"),
+        (BASE, Voice(ref_audio=recording(0.05, 48_000), ref_text="x"), "ref_audio", "has 1200 samples"),
+        (BASE, Voice(ref_audio=recording(60.5, 8_000), ref_text="x"), "ref_audio", "60.5 s long; at most 60 s"),
+    ],
+)
+def test_what_a_checkpoint_cannot_do_is_refused_by_name(who: Voices, voice: Voice, param: str, message: str) -> None:
+    with pytest.raises(BadVoice, match=message) as error:
+        who.resolve(voice)
+    assert error.value.param == param
+
+
+def test_the_small_custom_voice_refuses_instructions() -> None:
+    small = voices("custom_voice", size="0b6")
+    assert small.resolve(Voice(instruct="")).instruct == ""
+    with pytest.raises(BadVoice, match="does not follow instructions"):
+        small.resolve(Voice(instruct="slowly"))
+    assert CUSTOM.resolve(Voice(instruct="slowly")).instruct == "slowly"
+
+
+def test_a_clone_uses_the_transcript_unless_told_not_to() -> None:
+    voice = Voice(ref_audio=recording(2), ref_text="hi")
+    assert BASE.resolve(voice).clone == "continue"
+    assert BASE.resolve(Voice(ref_audio=recording(2), x_vector_only=True)).clone == "speaker"
+    # Existing clients send the transcript in this mode too.
+    assert BASE.resolve(Voice(ref_audio=recording(2), ref_text="hi", x_vector_only=True)).clone == "speaker"
+
+
+def test_a_checkpoint_of_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="tts_model_type 'other'"):
+        Voices.from_json({**tts_config("base"), "tts_model_type": "other"}, "tiny")
+    config = tts_config("custom_voice")
+    config["talker_config"]["spk_id"] = {}
+    with pytest.raises(CheckpointError, match="without speakers"):
+        Voices.from_json(config, "tiny")
+
+
+def test_references_are_built_once_and_the_least_recently_used_goes() -> None:
+    store, built = ReferenceStore(2), []
+
+    def get(key: bytes, text: str | None = None) -> Reference:
+        def build() -> Reference:
+            built.append((key, text))
+            return Reference(torch.zeros(1))
+
+        return store.get(recording(1, key=key), text, build)
+
+    first = get(b"a")
+    get(b"b")
+    assert get(b"a") is first
+    get(b"a", "with text")  # b goes
+    assert get(b"a") is first
+    get(b"b")
+    assert built == [(b"a", None), (b"b", None), (b"a", "with text"), (b"b", None)]
+    assert len(store) == 2
+    with pytest.raises(ValueError, match="capacity 0"):
+        ReferenceStore(0)
