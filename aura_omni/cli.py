@@ -12,12 +12,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aura_omni import __version__
 from aura_omni.config import Options, load, to_yaml
 from aura_omni.config.config import DEFAULT_HOST, DEFAULT_PORT, Config, Platform
 from aura_omni.config.deploy_file import nearest, packaged_names
 from aura_omni.errors import AuraError
+
+if TYPE_CHECKING:
+    from aura_omni.pipeline import Pipeline
 
 log = logging.getLogger("aura_omni")
 
@@ -53,14 +57,14 @@ NOT_SERVED: Mapping[str, str] = {
     "--strategy-config": "there is one strategy; stages are set in the deploy file",
     "--async-chunk": "frames always go to the next stage as they are made",
     "--no-async-chunk": "frames always go to the next stage as they are made; ask for the answer without stream",
-    "--log-stats": "measurements are at /metrics",
+    "--log-stats": "this release has no metrics endpoint",
     "--log-file": "logs go to standard error; redirect it",
     "--task-type": "a request names its voice task, and the checkpoint decides the default",
     "--forced-aligner": "word timestamps are not served",
     "--forced-aligner-config": "word timestamps are not served",
     "--forced-aligner-device": "word timestamps are not served",
     "--tts-max-instructions-length": "instructions are limited by the Talker's max_model_len",
-    "--enable-orch-monitor": "measurements are at /metrics",
+    "--enable-orch-monitor": "this release has no metrics endpoint",
     "--enable-ar-profiler": "there is no built-in profiler",
     "--enable-sleep-mode": "weights stay on the device; stop the server to free it",
     "--enable-expert-parallel": "no stage has experts",
@@ -201,9 +205,22 @@ def _serve(arguments: argparse.Namespace) -> int:
     for note in config.notes:
         log.warning("%s", note)
     log.info("effective configuration:\n%s", to_yaml(config).rstrip())
-    from aura_omni.server.app import run
+    from aura_omni.media.fetch import MediaPolicy
+    from aura_omni.server.app import ServerConfig, run
 
-    run(config)
+    def load_pipeline() -> Pipeline:
+        from aura_omni.pipeline import Pipeline  # torch: the port is open while it is read
+
+        return Pipeline.load(config)
+
+    served = ServerConfig(
+        host=config.host,
+        port=config.port,
+        api_keys=config.api_keys,
+        media=MediaPolicy(config.media.allowed_local_path, config.media.allowed_domains),
+        media_limits=config.media.limits,
+    )
+    run(served, load_pipeline)
     return 0
 
 
@@ -215,7 +232,7 @@ def _doctor() -> int:
 
 
 def _tiny(arguments: argparse.Namespace) -> int:
-    from aura_omni.nano.tiny_family import write_family
+    from aura_omni.nano.random_family import write_family
 
     write_family(arguments.out_dir)
     print(arguments.out_dir)

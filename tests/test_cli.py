@@ -107,7 +107,7 @@ def test_serve_hands_the_configuration_to_the_server(monkeypatch):
 
 def test_tiny_hands_the_folder_to_its_writer(monkeypatch, tmp_path, capsys):
     written = []
-    monkeypatch.setitem(sys.modules, "aura_omni.nano.tiny_family", types.SimpleNamespace(write_family=written.append))
+    monkeypatch.setitem(sys.modules, "aura_omni.nano.random_family", types.SimpleNamespace(write_family=written.append))
     assert cli.main(["tiny", str(tmp_path / "family")]) == 0
     assert written == [tmp_path / "family"]
     assert capsys.readouterr().out == f"{tmp_path / 'family'}\n"

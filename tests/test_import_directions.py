@@ -39,11 +39,14 @@ NOWHERE = {"transformers", "qwen_tts", "qwen_asr", "vllm", "vllm_omni"}
 LAZY = {
     ("cli.py", "aura_omni.server.app"),
     ("cli.py", "aura_omni.doctor"),
-    ("cli.py", "aura_omni.nano.tiny_family"),
+    ("cli.py", "aura_omni.media.fetch"),
+    ("cli.py", "aura_omni.nano.random_family"),
+    ("cli.py", "aura_omni.pipeline"),
     ("config/choose.py", "huggingface_hub"),
     ("config/choose.py", "huggingface_hub.errors"),
     ("engine/loader.py", "huggingface_hub"),
     ("engine/loader.py", "huggingface_hub.errors"),
+    ("nano/__init__.py", "aura_omni.nano.random_family"),
 }
 # Fields of the public API that carry the name of a model
 API_FIELDS = {"initial_codec_chunk_frames", "qwen3_tts_model"}

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import safe_open
@@ -23,6 +23,7 @@ from torch import nn
 from aura_omni.errors import CheckpointError
 from aura_omni.models.weights import Layout, Prepared, Slot, slots
 
+T = TypeVar("T")
 _NEEDED = ["*.json", "*.safetensors", "*.txt", "*/*.json", "*/*.safetensors"]
 
 
@@ -70,6 +71,15 @@ class Checkpoint:
         if not isinstance(content, dict):
             raise CheckpointError(f"{name} of checkpoint {self.name} holds {type(content).__name__}, not an object")
         return content
+
+    def parse(self, parser: Callable[[dict[str, Any]], T], name: str = "config.json") -> T:
+        """The file through a network's `from_json`; what that lacks (KeyError) or refuses (ValueError) is a CheckpointError."""
+        try:
+            return parser(self.json(name))
+        except KeyError as error:
+            raise CheckpointError(f"{name} of checkpoint {self.name} lacks {error}") from error
+        except ValueError as error:
+            raise CheckpointError(f"{name} of checkpoint {self.name}: {error}") from error
 
     def tensors(self) -> dict[str, Path]:
         """Published tensor name -> the file that holds it, over all *.safetensors of the folder (or of its index)."""

@@ -29,6 +29,7 @@ class DecoderConfig:
     head_dim: int
     rms_eps: float
     rope_theta: float
+    max_positions: int  # what the model was trained for; rope itself has no end
     mrope_section: tuple[int, int, int] | None = None
 
     @classmethod
@@ -48,6 +49,7 @@ class DecoderConfig:
             head_dim=text["head_dim"],
             rms_eps=text["rms_norm_eps"],
             rope_theta=text.get("rope_theta") or rope["rope_theta"],
+            max_positions=text["max_position_embeddings"],
             mrope_section=None if section is None else (section[0], section[1], section[2]),
         )
 

@@ -1,0 +1,62 @@
+"""The small checkpoints of the package, named `nano:asr`, `nano:aura` and `nano:tts` in a deploy file.
+
+No trained ones exist yet. Until they do, a name stands for a tiny random checkpoint in the real file layout, written to
+the user's cache on first use: every line that serves the real models runs, and the words mean nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from aura_omni import __version__
+from aura_omni.errors import CheckpointError
+
+SCHEME = "nano:"
+NOTICE = (
+    "the nano checkpoints are random weights: the server works, but its words and sounds mean nothing. "
+    "Name real checkpoints in a deploy file to get answers."
+)
+_FOLDERS = {
+    "asr": "asr",
+    "aura": "aura",
+    "tts": "tts_custom_voice",
+    "tts-base": "tts_base",
+    "tts-design": "tts_voice_design",
+}
+
+
+def is_packaged(model: str) -> bool:
+    return model.startswith(SCHEME)
+
+
+def folder_of(model: str) -> Path:
+    """The folder that `nano:NAME` stands for, written first if need be (about a second)."""
+    name = model.removeprefix(SCHEME)
+    if name not in _FOLDERS:
+        raise CheckpointError(
+            f"there is no packaged checkpoint {model!r}; there are {', '.join(SCHEME + known for known in _FOLDERS)}"
+        )
+    home = _cache() / f"tiny-{__version__}"
+    if not home.is_dir():
+        _write(home)
+    return home / _FOLDERS[name]
+
+
+def _cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "aura-omni"
+
+
+def _write(home: Path) -> None:
+    from aura_omni.nano.random_family import write_family  # torch, and only on first use
+
+    home.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=home.parent) as draft:
+        write_family(Path(draft) / "family")
+        try:
+            (Path(draft) / "family").rename(home)
+        except OSError:
+            if not home.is_dir():  # else another process was faster, with the same bytes
+                raise

@@ -76,23 +76,23 @@ class AsrStage:
     @classmethod
     def load(cls, checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dtype) -> AsrStage:
         """Either published layout. Raises CheckpointError naming what is missing, unused, misshaped or unsupported."""
-        try:
-            config = AsrConfig.from_json(checkpoint.json("config.json"))
-        except KeyError as error:
-            raise CheckpointError(f"config.json of checkpoint {checkpoint.name} lacks {error}") from error
-        except ValueError as error:
-            raise CheckpointError(f"config.json of checkpoint {checkpoint.name}: {error}") from error
-        _check_front_end(checkpoint, config)
-        with torch.device("meta"):
-            network = Qwen3Asr(config)
-        checkpoint.load(network, config.layout, device=device, dtype=dtype)
+        network = cls.network_of(checkpoint)
+        checkpoint.load(network, network.config.layout, device=device, dtype=dtype)
         stage = cls(network, TextTokenizer.load(checkpoint))
-        if stage._pad != config.audio_token_id:
+        if stage._pad != network.config.audio_token_id:
             raise CheckpointError(
-                f"config.json of checkpoint {checkpoint.name}: audio_token_id is {config.audio_token_id}, "
+                f"config.json of checkpoint {checkpoint.name}: audio_token_id is {network.config.audio_token_id}, "
                 f"but its tokenizer gives <|audio_pad|> the id {stage._pad}"
             )
         return stage
+
+    @staticmethod
+    def network_of(checkpoint: Checkpoint) -> Qwen3Asr:
+        """The network that its configuration describes, on the meta device."""
+        config = checkpoint.parse(AsrConfig.from_json)
+        _check_front_end(checkpoint, config)
+        with torch.device("meta"):
+            return Qwen3Asr(config)
 
     def prompt(self, audio: Audio, *, context: str = "", language: str | None = None) -> AsrPrompt:
         """context: names and words to expect, ordinary text; language: forced, in any spelling; None lets the model say.

@@ -118,37 +118,33 @@ class TalkerStage:
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dtype) -> TalkerStage:
-        config = checkpoint.json("config.json")
-        try:
-            talker_config = TalkerConfig.from_json(config)
-            speaker_config = SpeakerEncoderConfig.from_json(config) if config.get("tts_model_type") == "base" else None
-            voices = Voices.from_json(
-                config, checkpoint.name, least_samples=speaker_config.least_samples if speaker_config else 0
-            )
-            writer = PromptWriter.load(checkpoint)
-        except KeyError as error:
-            raise CheckpointError(f"config.json of checkpoint {checkpoint.name} lacks {error}") from error
-        except ValueError as error:
-            raise CheckpointError(f"config.json of checkpoint {checkpoint.name}: {error}") from error
-        if talker_config.groups != CODEBOOKS:
+        talker, encoder = cls.networks_of(checkpoint)
+        if talker.config.groups != CODEBOOKS:
             raise CheckpointError(
-                f"checkpoint {checkpoint.name} has {talker_config.groups} codebooks; frames here have {CODEBOOKS}"
+                f"checkpoint {checkpoint.name} has {talker.config.groups} codebooks; frames here have {CODEBOOKS}"
             )
-        if speaker_config and speaker_config.size != talker_config.decoder.hidden:
+        if encoder and encoder.config.size != talker.config.decoder.hidden:
             raise CheckpointError(
-                f"checkpoint {checkpoint.name}: speaker vectors have {speaker_config.size} values, "
-                f"its Talker {talker_config.decoder.hidden}"
+                f"checkpoint {checkpoint.name}: speaker vectors have {encoder.config.size} values, "
+                f"its Talker {talker.config.decoder.hidden}"
             )
-        encoder: SpeakerEncoder | None = None
-        with torch.device("meta"):
-            talker = Talker(talker_config)
-            if speaker_config:
-                encoder = SpeakerEncoder(speaker_config)
+        least_samples = encoder.config.least_samples if encoder else 0
+        voices = checkpoint.parse(lambda config: Voices.from_json(config, checkpoint.name, least_samples=least_samples))
+        writer = PromptWriter.load(checkpoint)
         checkpoint.load(talker, TALKER_LAYOUT, device=device, dtype=dtype, own="talker.")
         if encoder:
             checkpoint.load(encoder, SPEAKER_LAYOUT, device=device, dtype=dtype, own="speaker_encoder.")
         sampling, predictor = published_sampling(checkpoint.json("generation_config.json", default={}))
         return cls(talker, encoder, writer, voices, sampling=sampling, predictor_sampling=predictor)
+
+    @staticmethod
+    def networks_of(checkpoint: Checkpoint) -> tuple[Talker, SpeakerEncoder | None]:
+        """What its configuration describes, on the meta device; only Base checkpoints have a speaker encoder."""
+        talker_config = checkpoint.parse(TalkerConfig.from_json)
+        clones = checkpoint.json("config.json").get("tts_model_type") == "base"
+        speaker_config = checkpoint.parse(SpeakerEncoderConfig.from_json) if clones else None
+        with torch.device("meta"):
+            return Talker(talker_config), SpeakerEncoder(speaker_config) if speaker_config else None
 
     # ------------------------------------------------------------ what a request becomes
 

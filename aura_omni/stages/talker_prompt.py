@@ -131,7 +131,8 @@ class PromptWriter:
 
     @classmethod
     def load(cls, checkpoint: Checkpoint) -> PromptWriter:
-        return cls(TextTokenizer.load(checkpoint), checkpoint.json("config.json"), checkpoint.name)
+        tokenizer = TextTokenizer.load(checkpoint)
+        return checkpoint.parse(lambda config: cls(tokenizer, config, checkpoint.name))
 
     def body(self, text: str) -> list[int]:
         """Text to speak -> ids. Raises BadRequest when nothing is left of it.

@@ -14,7 +14,7 @@ from aura_omni.engine.loader import Checkpoint
 from aura_omni.errors import CheckpointError
 
 # How Qwen2 splits text before byte-pair merging; part of the published tokenizer.json.
-_QWEN_SPLIT = (
+QWEN_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
@@ -45,7 +45,7 @@ class TextTokenizer:
         full.normalizer = normalizers.NFC()
         full.pre_tokenizer = pre_tokenizers.Sequence(
             [
-                pre_tokenizers.Split(Regex(_QWEN_SPLIT), "isolated"),
+                pre_tokenizers.Split(Regex(QWEN_SPLIT), "isolated"),
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
             ]
         )

@@ -27,6 +27,7 @@ from aura_omni.models.codec_state import CodecSnapshot
 
 # Frames per stream and step. Few sizes, so that each can become one CUDA graph.
 STEP_FRAMES = (1, 2, 4, 8, 16, 32)
+MAX_STEP_FRAMES = 256  # of all streams of a step together
 
 
 def load(checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dtype) -> tuple[CodecDecoder, CodecEncoder]:
@@ -34,13 +35,8 @@ def load(checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dtype) ->
 
     The encoder is always float32: it runs once per voice, and rounding would choose other codes near a tie.
     """
-    config = checkpoint.json("config.json")
-    try:
-        decoder_config, encoder_config = CodecConfig.from_json(config), CodecEncoderConfig.from_json(config)
-    except KeyError as error:
-        raise CheckpointError(f"config.json of checkpoint {checkpoint.name} has no {error.args[0]}") from error
-    except ValueError as error:
-        raise CheckpointError(f"config.json of checkpoint {checkpoint.name}: {error}") from error
+    decoder, encoder = networks_of(checkpoint)
+    decoder_config, encoder_config = decoder.config, encoder.config
     for name, value, expected in (
         ("decoder's sample rate", decoder_config.sample_rate, VOICE_RATE),
         ("encoder's sample rate", encoder_config.sample_rate, VOICE_RATE),
@@ -50,11 +46,17 @@ def load(checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dtype) ->
     ):
         if value != expected:
             raise CheckpointError(f"checkpoint {checkpoint.name}: the {name} is {value}, this server speaks {expected}")
-    with torch.device("meta"):
-        decoder, encoder = CodecDecoder(decoder_config), CodecEncoder(encoder_config)
     checkpoint.load(decoder, DECODER_LAYOUT, device=device, dtype=dtype, own="decoder.")
     checkpoint.load(encoder, ENCODER_LAYOUT, device=device, dtype=torch.float32, own="encoder.")
     return decoder, encoder
+
+
+def networks_of(checkpoint: Checkpoint) -> tuple[CodecDecoder, CodecEncoder]:
+    """What the `speech_tokenizer` folder's configuration describes, on the meta device."""
+    decoder_config = checkpoint.parse(CodecConfig.from_json)
+    encoder_config = checkpoint.parse(CodecEncoderConfig.from_json)
+    with torch.device("meta"):
+        return CodecDecoder(decoder_config), CodecEncoder(encoder_config)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,7 +97,7 @@ class VocoderRunner:
         *,
         max_num_seqs: int = 64,
         max_waiting: int = 256,
-        max_step_frames: int = 256,
+        max_step_frames: int = MAX_STEP_FRAMES,
         max_references: int = 32,
     ) -> None:
         """max_step_frames bounds streams times frames of one step, and with it the activations; max_references how many

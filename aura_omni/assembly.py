@@ -1,0 +1,248 @@
+"""From a Config to loaded stages: find the checkpoints, see whether they fit the device, read them, build their runners."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from aura_omni import nano
+from aura_omni.config import Config, StageConfig, check_free_memory, cuda_index
+from aura_omni.engine.loader import Checkpoint, weight_bytes
+from aura_omni.engine.memory import StageNeeds, plan_pages
+from aura_omni.engine.runner import ArRunner
+from aura_omni.engine.stage_model import Runner, StageModel
+from aura_omni.flow import Sampling, StageName
+from aura_omni.models.codec import CodecDecoder
+from aura_omni.models.codec_encoder import CodecEncoder
+from aura_omni.models.qwen3 import Decoder, DecoderLayer
+from aura_omni.stages import asr, aura, vocoder
+from aura_omni.stages.asr import AsrStage
+from aura_omni.stages.aura import AuraStage
+from aura_omni.stages.talker import TalkerStage, predictor_sampling
+from aura_omni.stages.vocoder import VocoderRunner
+from aura_omni.stages.voices import ReferenceStore
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+PAGE_SIZE = 16
+URGENCY: tuple[StageName, ...] = ("code2wav", "talker", "aura", "asr")  # an audio deadline goes before a prefill
+REFERENCES_KEPT = 64  # voices; each is a vector and a few hundred codes
+WAITING_PER_SLOT = 16  # requests that may wait for each of a stage's max_num_seqs
+CPU_BYTES = 2 << 30  # what the fractions are of without CUDA; the system hands pages out as they are first written
+
+
+@dataclass(frozen=True, slots=True)
+class Speech:
+    """Talker and Code2Wav, which only work together.
+
+    predictor  sampling of the code predictor, the deploy file's changes applied
+    encode     a reference's samples float32 [n] at VOICE_RATE -> codes int64 [T, 16]
+    """
+
+    talker: TalkerStage
+    vocoder: VocoderRunner
+    predictor: Sampling
+    encode: Callable[[np.ndarray], Tensor]
+    references: ReferenceStore
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """What is loaded. None: the pipeline has no such stage.
+
+    ar_runners  of the stages that make tokens; Code2Wav is its own runner
+    defaults    each stage's sampling as its checkpoint or the stage has it, below the deploy file's
+    """
+
+    asr: AsrStage | None
+    aura: AuraStage | None
+    speech: Speech | None
+    ar_runners: Mapping[StageName, ArRunner]
+    defaults: Mapping[StageName, Sampling]
+
+    def runners(self) -> dict[str, Runner]:
+        """In the order in which the engine steps them."""
+        found: dict[StageName, Runner] = {**self.ar_runners}
+        if self.speech is not None:
+            found["code2wav"] = self.speech.vocoder
+        return {name: found[name] for name in URGENCY if name in found}
+
+
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """A stage before its weights are read. decoder: None for Code2Wav, which has states of streams instead of pages."""
+
+    config: StageConfig
+    checkpoint: Checkpoint
+    device: torch.device
+    dtype: torch.dtype
+    decoder: Decoder | None
+    max_model_len: int
+    needs: StageNeeds
+
+
+def assemble(config: Config) -> Stages:
+    """Load what config names.
+
+    Raises CheckpointError, DoesNotFit or ConfigError; what can be known from configurations alone is refused before weights are
+    read.
+    """
+    sites = {stage.name: _site(stage) for stage in config.stages}
+    pages = _share_out(list(sites.values()))
+
+    def loaded(name: StageName, load: Callable[[_Site], T]) -> T | None:
+        if name not in sites:
+            return None
+        start = time.monotonic()
+        stage = load(sites[name])
+        log.info("%s: %s read in %.1f s", name, sites[name].checkpoint.name, time.monotonic() - start)
+        return stage
+
+    hear = loaded("asr", lambda site: AsrStage.load(site.checkpoint, device=site.device, dtype=site.dtype))
+    think = loaded("aura", _load_aura)
+    speak = loaded("talker", lambda site: TalkerStage.load(site.checkpoint, device=site.device, dtype=site.dtype))
+    codec = loaded("code2wav", lambda site: vocoder.load(site.checkpoint, device=site.device, dtype=site.dtype))
+    models: dict[StageName, StageModel | None] = {"asr": hear, "aura": think, "talker": speak}
+    defaults: dict[StageName, Sampling] = {"asr": asr.SAMPLING, "aura": aura.SAMPLING, "code2wav": Sampling()}
+    speech = None
+    if speak is not None and codec is not None:
+        defaults["talker"] = speak.sampling
+        speech = _speech(config, speak, codec)
+    return Stages(
+        asr=hear,
+        aura=think,
+        speech=speech,
+        ar_runners={
+            name: _runner(model, sites[name], pages[name]) for name, model in models.items() if model is not None
+        },
+        defaults=defaults,
+    )
+
+
+# ---------------------------------------------------------------- before the weights
+
+
+def _site(stage: StageConfig) -> _Site:
+    source = str(nano.folder_of(stage.model)) if nano.is_packaged(stage.model) else stage.model
+    checkpoint = Checkpoint.find(source, revision=stage.revision)
+    index = cuda_index(stage, cuda_devices=torch.cuda.device_count())
+    device = torch.device("cpu") if index is None else torch.device("cuda", index)
+    dtype = _dtype(stage, device)
+    if stage.name == "code2wav":
+        checkpoint = checkpoint.sub("speech_tokenizer")
+        decoder, encoder = vocoder.networks_of(checkpoint)
+        networks: list[nn.Module] = [decoder]
+        fixed = weight_bytes(encoder, torch.float32) + (stage.max_num_seqs + 1) * decoder.state_bytes(dtype)
+        return _Site(stage, checkpoint, device, dtype, None, 0, _needs(stage, networks, dtype, fixed=fixed))
+    if stage.name == "asr":
+        hearing = AsrStage.network_of(checkpoint)
+        return _ar_site(stage, checkpoint, device, dtype, [hearing], hearing.decoder)
+    if stage.name == "aura":
+        seeing = AuraStage.network_of(checkpoint)
+        return _ar_site(stage, checkpoint, device, dtype, [seeing], seeing.decoder)
+    talker, speaker = TalkerStage.networks_of(checkpoint)
+    voices: list[nn.Module] = [talker] if speaker is None else [talker, speaker]
+    return _ar_site(stage, checkpoint, device, dtype, voices, talker.decoder)
+
+
+def _ar_site(
+    stage: StageConfig,
+    checkpoint: Checkpoint,
+    device: torch.device,
+    dtype: torch.dtype,
+    networks: list[nn.Module],
+    decoder: Decoder,
+) -> _Site:
+    positions = decoder.config.max_positions
+    length = min(stage.max_model_len or positions, positions)
+    needs = _needs(stage, networks, dtype, kv=decoder.kv_bytes_per_token(dtype), length=length)
+    return _Site(stage, checkpoint, device, dtype, decoder, length, needs)
+
+
+def _dtype(stage: StageConfig, device: torch.device) -> torch.dtype:
+    if stage.dtype == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}[stage.dtype]
+
+
+def _needs(
+    stage: StageConfig, networks: list[nn.Module], dtype: torch.dtype, *, kv: int = 0, length: int = 0, fixed: int = 0
+) -> StageNeeds:
+    return StageNeeds(
+        name=stage.name,
+        fraction=stage.gpu_memory_utilization,
+        weight_bytes=sum(weight_bytes(network, dtype) for network in networks) + fixed,
+        activation_bytes=_activation_bytes(stage, networks[0], dtype),
+        kv_bytes_per_token=kv,
+        max_model_len=length,
+    )
+
+
+def _activation_bytes(stage: StageConfig, network: nn.Module, dtype: torch.dtype) -> int:
+    """An estimate from above of what one step takes for a while: its widest tensors, a few at a time."""
+    if isinstance(network, CodecDecoder):
+        codec = network.config
+        waveform = codec.frame_samples * (codec.width >> len(codec.wave_rates))  # elements of a frame in the last block
+        return 10 * vocoder.MAX_STEP_FRAMES * waveform * dtype.itemsize
+    inner = max(layer.mlp.down_proj.in_features for layer in network.modules() if isinstance(layer, DecoderLayer))
+    widest = max(layer.out_features for layer in network.modules() if isinstance(layer, nn.Linear))
+    logits = stage.max_num_seqs * 6 * widest * torch.float32.itemsize
+    return stage.max_num_batched_tokens * 4 * inner * dtype.itemsize + logits
+
+
+def _share_out(sites: list[_Site]) -> dict[StageName, int]:
+    """Pages for every stage that has pages. Raises DoesNotFit."""
+    pages: dict[StageName, int] = {}
+    for device in sorted({site.device for site in sites}, key=str):
+        here = [site for site in sites if site.device == device]
+        if device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(device)
+            check_free_memory([site.config for site in here], device=device.index, free_bytes=free, total_bytes=total)
+        else:
+            total = CPU_BYTES
+        planned = plan_pages(total, [site.needs for site in here], page_size=PAGE_SIZE)
+        pages |= {site.config.name: planned[site.config.name] for site in here}
+    return pages
+
+
+# ---------------------------------------------------------------- the runners
+
+
+def _runner(model: StageModel, site: _Site, pages: int) -> ArRunner:
+    stage = site.config
+    return ArRunner(
+        model,
+        pages=pages,
+        page_size=PAGE_SIZE,
+        max_num_seqs=stage.max_num_seqs,
+        max_num_batched_tokens=stage.max_num_batched_tokens,
+        max_model_len=site.max_model_len,
+        max_waiting=WAITING_PER_SLOT * stage.max_num_seqs,
+        prefix_caching=stage.enable_prefix_caching,
+    )
+
+
+def _load_aura(site: _Site) -> AuraStage:
+    return AuraStage.load(site.checkpoint, device=site.device, dtype=site.dtype, max_model_len=site.max_model_len)
+
+
+def _speech(config: Config, talker: TalkerStage, codec: tuple[CodecDecoder, CodecEncoder]) -> Speech:
+    decoder, encoder = codec
+    slots = config.stage("code2wav").max_num_seqs
+    device = next(encoder.parameters()).device
+    return Speech(
+        talker=talker,
+        vocoder=VocoderRunner(decoder, max_num_seqs=slots, max_waiting=WAITING_PER_SLOT * slots),
+        predictor=predictor_sampling(talker.predictor_sampling, config.stage("talker").subtalker),
+        encode=lambda samples: encoder.encode(torch.from_numpy(samples).to(device)),
+        references=ReferenceStore(REFERENCES_KEPT),
+    )

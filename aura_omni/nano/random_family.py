@@ -1,0 +1,179 @@
+"""Writes a complete family of checkpoints with random weights: asr, aura, tts_base, tts_custom_voice, tts_voice_design.
+
+Real file layout, real code paths, meaningless words. The tiny family serves tests and the first start; the true-size
+family serves benchmarks. The same seed gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from torch import Tensor, nn
+
+from aura_omni.models.codec import DECODER_LAYOUT, CodecConfig, CodecDecoder
+from aura_omni.models.codec_encoder import ENCODER_LAYOUT, CodecEncoder, CodecEncoderConfig
+from aura_omni.models.qwen3_asr import AsrConfig, Qwen3Asr
+from aura_omni.models.qwen3_tts import TALKER_LAYOUT, Talker, TalkerConfig
+from aura_omni.models.qwen3_vl import LAYOUT as VL_LAYOUT
+from aura_omni.models.qwen3_vl import Qwen3VL, VLConfig
+from aura_omni.models.speaker_encoder import SPEAKER_LAYOUT, SpeakerEncoder, SpeakerEncoderConfig
+from aura_omni.models.weights import Layout, slots
+from aura_omni.nano import published
+from aura_omni.nano.published import TINY, Json, Sizes
+from aura_omni.stages.tokenizer import QWEN_SPLIT
+
+KINDS = ("base", "custom_voice", "voice_design")
+
+# A vocabulary of a few hundred pieces is learned from this; what matters is that the role names become one token each.
+_TEXTS = (
+    "system", "user", "assistant", "language English", "language Chinese", "language None", " seconds",
+    "what is the colour of the shape in front of me", "I see a red circle and a green square, and the blue one moves",
+)  # fmt: skip
+_SHARD_BYTES = 4 << 30
+
+
+def write_family(
+    folder: Path,
+    *,
+    sizes: Sizes = TINY,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | None = None,
+    seed: int = 0,
+    kinds: tuple[str, ...] = KINDS,
+) -> None:
+    """Write asr, aura and tts_KIND for each of kinds below `folder` (made if missing). True size: about 36 GB in bfloat16."""
+    device = device or torch.device("cpu")
+    vocabulary = 151936 if sizes is not TINY else 512
+    write = _Writer(dtype, device, seed)
+    with torch.device("meta"):
+        ids = _write_tokenizer(folder / "asr", published.AUDIO_TOKENS)
+        files = published.asr_files(sizes, ids, vocabulary)
+        hearing = AsrConfig.from_json(files["config.json"])
+        write.checkpoint(folder / "asr", files, [(Qwen3Asr(hearing), hearing.layout)])
+
+        ids = _write_tokenizer(folder / "aura", published.AURA_TOKENS)
+        files = published.aura_files(sizes, ids, vocabulary)
+        write.checkpoint(folder / "aura", files, [(Qwen3VL(VLConfig.from_json(files["config.json"])), VL_LAYOUT)])
+
+        for kind in kinds:
+            home = folder / f"tts_{kind}"
+            ids = _write_tokenizer(home, published.AUDIO_TOKENS)
+            files = published.tts_files(sizes, ids, vocabulary, kind=kind)
+            config = files["config.json"]
+            networks: list[tuple[nn.Module, Layout]] = [(Talker(TalkerConfig.from_json(config)), TALKER_LAYOUT)]
+            if kind == "base":
+                networks.append((SpeakerEncoder(SpeakerEncoderConfig.from_json(config)), SPEAKER_LAYOUT))
+            write.checkpoint(home, files, networks)
+            codec = published.speech_tokenizer_files(sizes)
+            decoder = CodecDecoder(CodecConfig.from_json(codec["config.json"]))
+            encoder = CodecEncoder(CodecEncoderConfig.from_json(codec["config.json"]))
+            _Writer(torch.float32, device, seed).checkpoint(
+                home / "speech_tokenizer", codec, [(decoder, DECODER_LAYOUT), (encoder, ENCODER_LAYOUT)]
+            )
+
+
+class _Writer:
+    def __init__(self, dtype: torch.dtype, device: torch.device, seed: int) -> None:
+        self._dtype, self._device = dtype, device
+        self._random = torch.Generator(device).manual_seed(seed)
+
+    def checkpoint(self, folder: Path, files: Mapping[str, Json], networks: list[tuple[nn.Module, Layout]]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            (folder / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
+        shards = list(self._shards(networks))
+        if len(shards) == 1:
+            save_file(shards[0], folder / "model.safetensors", {"format": "pt"})
+            return
+        index: dict[str, str] = {}
+        for number, shard in enumerate(shards, 1):
+            name = f"model-{number:05}-of-{len(shards):05}.safetensors"
+            save_file(shard, folder / name, {"format": "pt"})
+            index |= dict.fromkeys(shard, name)
+        content = {
+            "metadata": {"total_size": sum(t.nbytes for shard in shards for t in shard.values())},
+            "weight_map": index,
+        }
+        (folder / "model.safetensors.index.json").write_text(json.dumps(content), encoding="utf-8")
+
+    def _shards(self, networks: list[tuple[nn.Module, Layout]]) -> Iterator[dict[str, Tensor]]:
+        shard: dict[str, Tensor] = {}
+        size = 0
+        for network, layout in networks:
+            state = network.state_dict()
+            for slot in slots(network, layout):
+                target = state[slot.ours]
+                shape = target.shape if slot.stop is None else (slot.stop - slot.start, *target.shape[1:])
+                value = self._value(slot.published, torch.Size(shape), target.dtype)
+                if size + value.nbytes > _SHARD_BYTES:
+                    yield shard
+                    shard, size = {}, 0
+                shard[slot.published] = value
+                size += value.nbytes
+        yield shard
+
+    def _value(self, name: str, shape: torch.Size, kind: torch.dtype) -> Tensor:
+        """Random, but such that every branch matters: norms near 1, scales far from 0, books of unit spread."""
+        if not kind.is_floating_point:
+            return torch.ones(shape, dtype=kind, device="cpu")
+
+        def normal(mean: float, spread: float) -> Tensor:
+            return torch.randn(shape, generator=self._random, device=self._device) * spread + mean
+
+        if name.endswith(("cluster_usage", "embedding_sum", "embed_sum")):
+            value = normal(0.0, 1.0) if not name.endswith("cluster_usage") else normal(1.0, 0.1).abs() + 0.1
+        elif name.endswith("gamma") or re.search(r"(norm\d?|layernorm|ln_post|layer_norm)\.weight$", name):
+            value = normal(1.0, 0.1)
+        elif name.endswith(("scale", "alpha", "beta")):
+            value = normal(0.3, 0.1)
+        elif name.endswith("bias") or len(shape) < 2:
+            value = normal(0.0, 0.02)
+        else:
+            fan_in = math.prod(shape[1:])
+            value = normal(0.0, 1.0 if "embed_tokens" in name else min(0.3, fan_in**-0.5))
+        if name == "decoder.decoder.6.conv.weight":
+            value *= 0.02  # the last convolution of Code2Wav: sound within full scale
+        return value.to(self._dtype).cpu().contiguous()
+
+
+def _write_tokenizer(folder: Path, added: tuple[str, ...]) -> dict[str, int]:
+    """tokenizer.json and tokenizer_config.json; returns the id of every added token and of "assistant"."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(QWEN_SPLIT), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
+    )
+    tokenizer.train_from_iterator(_TEXTS * 4, trainer)
+    names = (*published.CONTROL_TOKENS, *published.PLAIN_ADDED_TOKENS, *added)
+    special = {*published.CONTROL_TOKENS, *published.AUDIO_TOKENS}
+    tokenizer.add_tokens([AddedToken(name, normalized=False, special=name in special) for name in names])
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    decoder: dict[str, Any] = {
+        str(tokenizer.token_to_id(name)): {"content": name, "special": name in special, "normalized": False}
+        for name in names
+    }
+    config = {
+        "tokenizer_class": "Qwen2Tokenizer",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "added_tokens_decoder": decoder,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    found = {name: tokenizer.token_to_id(name) for name in (*names, "assistant")}
+    return {name: number for name, number in found.items() if number is not None}
