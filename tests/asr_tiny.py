@@ -54,6 +54,7 @@ TEXT = {
     "head_dim": 32,
     "vocab_size": VOCABULARY,
     "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 65536,
     "attention_bias": False,
     "hidden_act": "silu",
 }

@@ -9,15 +9,14 @@ ids = reference_tokenizer(folder)("<|im_start|>assistant\n...")["input_ids"]
 from __future__ import annotations
 
 import copy
-import importlib.machinery
 import json
-import sys
-import types
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers.pre_tokenizers import ByteLevel
+
+from tests.reference_package import import_qwen_tts
 
 LANGUAGES = {
     "english": 2050,
@@ -171,18 +170,6 @@ def tts_config(kind: str, *, size: str = "1b7", hidden: int = 64) -> dict[str, A
             "enc_se_channels": 16,
         }
     return copy.deepcopy(config)
-
-
-def import_qwen_tts() -> Any:
-    """The package imports torchaudio only for a tokenizer that was never published; empty modules stand in for it."""
-    for name in ("torchaudio", "torchaudio.compliance", "torchaudio.compliance.kaldi"):
-        if name not in sys.modules:
-            module = types.ModuleType(name)
-            module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
-            sys.modules[name] = module
-    import qwen_tts
-
-    return qwen_tts
 
 
 def randomise(model: torch.nn.Module, seed: int, spread: float = 0.1) -> None:

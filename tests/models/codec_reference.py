@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import sys
 import types
 from functools import cache
 from typing import Any
@@ -13,6 +11,7 @@ import torch
 from aura_omni.models.codec import DECODER_LAYOUT, CodecConfig, CodecDecoder
 from aura_omni.models.codec_encoder import ENCODER_LAYOUT, CodecEncoder, CodecEncoderConfig
 from aura_omni.models.weights import Prepared, from_published
+from tests.reference_package import import_qwen_tts
 
 TINY: dict[str, Any] = {
     "encoder_valid_num_quantizers": 16,
@@ -77,12 +76,7 @@ PUBLISHED: dict[str, Any] = {
 
 @cache
 def _package() -> Any:
-    # qwen_tts imports torchaudio for another tokenizer; its newest native library does not load with our torch.
-    for name in ("torchaudio", "torchaudio.compliance", "torchaudio.compliance.kaldi"):
-        if name not in sys.modules:
-            module = types.ModuleType(name)
-            module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
-            sys.modules[name] = module
+    import_qwen_tts()
     import qwen_tts._transformers_compat as compat
     from qwen_tts.core.tokenizer_12hz import configuration_qwen3_tts_tokenizer_v2 as configuration
     from qwen_tts.core.tokenizer_12hz import modeling_qwen3_tts_tokenizer_v2 as modeling
