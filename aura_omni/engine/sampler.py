@@ -2,10 +2,14 @@
 
 The random numbers are a hash of (seed, step, stream, token id), so a request's tokens do not depend on who shares its
 batch or on the device, and there is no generator state to carry. A draw is the argmax of logits plus Gumbel noise.
+
+    ids = pick(constrain(logits, constraints), Draw.of(samplings, seeds, steps, device))
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -52,6 +56,86 @@ class Draw:
             top_p_used=any(s.top_p < 1 and s.temperature > 0 for s in sampling),
             min_p_used=any(s.min_p > 0 and s.temperature > 0 for s in sampling),
         )
+
+
+class Constraints:
+    """What bias, bans and penalties do to one request's logits, given what it has said so far. Plain Python."""
+
+    def __init__(self, sampling: Sampling, *, prompt: Iterable[int], stop_ids: Iterable[int]) -> None:
+        """prompt: the ids that the repetition penalty counts besides the outputs (none for the Talker)."""
+        self.sampling = sampling
+        self.stop_ids = frozenset(stop_ids)
+        self.outputs: Counter[int] = Counter()
+        self.seen = set(prompt) if sampling.repetition_penalty != 1 else set()
+        self._generated = 0
+
+    @staticmethod
+    def needed(sampling: Sampling) -> bool:
+        return bool(
+            sampling.logit_bias
+            or sampling.min_tokens > 0
+            or sampling.repetition_penalty != 1
+            or sampling.presence_penalty
+            or sampling.frequency_penalty
+        )
+
+    def add(self, token: int) -> None:
+        """The request has said `token`."""
+        self._generated += 1
+        self.outputs[token] += 1
+        if self.sampling.repetition_penalty != 1:
+            self.seen.add(token)
+
+    def banned(self) -> frozenset[int]:
+        """Ids that may not come next."""
+        return self.stop_ids if self._generated < self.sampling.min_tokens else frozenset()
+
+    def repeated(self) -> dict[int, float]:
+        """Repetition penalty of each id that was seen."""
+        return dict.fromkeys(self.seen, self.sampling.repetition_penalty)
+
+    def repelled(self) -> dict[int, float]:
+        """What presence and frequency penalties take from the logit of each id that was said."""
+        presence, frequency = self.sampling.presence_penalty, self.sampling.frequency_penalty
+        if not (presence or frequency):
+            return {}
+        return {token: presence + frequency * count for token, count in self.outputs.items()}
+
+
+def constrain(logits: Tensor, constraints: Seq[Constraints | None]) -> Tensor:
+    """logits float32 [B, V] -> the same with each row's constraints, None being none; the input is not changed.
+
+    Order as in vLLM: bias, bans, repetition (positive logits divided, negative multiplied), presence and frequency.
+    """
+    if all(row is None for row in constraints):
+        return logits
+    logits = logits.clone()
+
+    def entries(of: Callable[[Constraints], Mapping[int, float]]) -> tuple[tuple[Tensor, Tensor], Tensor] | None:
+        """(row, id) of every entry, and its value. Ids that the head does not have (a prompt may hold some) drop out."""
+        found = [
+            (row, token, value)
+            for row, applied in enumerate(constraints)
+            if applied is not None
+            for token, value in of(applied).items()
+            if 0 <= token < logits.shape[-1]
+        ]
+        if not found:
+            return None
+        rows, tokens, values = zip(*found, strict=True)
+        where = torch.tensor((rows, tokens), device=logits.device)
+        return (where[0], where[1]), torch.tensor(values, dtype=torch.float32, device=logits.device)
+
+    if bias := entries(lambda row: row.sampling.logit_bias):
+        logits[bias[0]] += bias[1]
+    if bans := entries(lambda row: dict.fromkeys(row.banned(), -torch.inf)):
+        logits[bans[0]] = bans[1]
+    if repeated := entries(Constraints.repeated):
+        old = logits[repeated[0]]
+        logits[repeated[0]] = torch.where(old > 0, old / repeated[1], old * repeated[1])
+    if repelled := entries(Constraints.repelled):
+        logits[repelled[0]] -= repelled[1]
+    return logits
 
 
 def pick(logits: Tensor, draw: Draw, *, stream: int = 0) -> Tensor:

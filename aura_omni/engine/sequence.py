@@ -16,7 +16,10 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 @dataclass(frozen=True, slots=True)
 class MediaSpan:
-    """Rows [start, start + length) of the prompt come from a medium; key is the hash of its content and options."""
+    """Rows [start, start + length) of the prompt come from a medium; key is the hash of its content and options.
+
+    The spans of a sequence are in order and do not overlap.
+    """
 
     start: int
     length: int
@@ -47,8 +50,10 @@ class Sequence:
     seed: int = 0
     prompt_length: int = field(init=False)
     computed: int = 0  # rows whose keys and values are in pages
-    cached: int = 0  # of these, rows found in the prefix cache at admission
+    cached: int = 0  # rows of the prompt found in the prefix cache when it was first admitted
+    preempted: int = 0  # how often its pages were taken away and its rows had to be computed again
     pages: list[int] = field(default_factory=list)
+    page_keys: list[bytes] = field(default_factory=list)  # of its full pages, as far as the cache has asked
     finished: FinishReason | None = None
 
     def __post_init__(self) -> None:
@@ -93,4 +98,11 @@ class Batch:
             index
             for index, (sequence, start, count) in enumerate(zip(self.sequences, self.starts, self.counts, strict=True))
             if start + count == sequence.length
+        ]
+
+    def split(self) -> list[Batch]:
+        """The same rows, each sequence in a batch of its own."""
+        return [
+            Batch((sequence,), (start,), (count,))
+            for sequence, start, count in zip(self.sequences, self.starts, self.counts, strict=True)
         ]

@@ -23,11 +23,18 @@ class StageModel(Protocol):
     penalise_prompt: bool  # repetition penalty counts prompt tokens too (language models: yes, Talker: no)
 
     def forward(self, batch: Batch, kv: KeyValues) -> Tensor:
-        """Embed the batch's rows (text, media, codes: the stage's business), run the decoder: hidden [rows, H], final-normed."""
+        """Embed the batch's rows (text, media, codes: the stage's business), run the decoder: hidden [rows, H], final-normed.
+
+        Any row that is in the sequence's tokens can be asked for, also one that was computed before: after a preemption,
+        and alone when a step of several sequences failed. So whatever makes a row must stay with the sequence.
+        """
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [B, H] -> float32 [B, V], with what the stage never allows already at -inf."""
+        """hidden [B, H] -> float32 [B, V], with what the stage never allows already at -inf.
+
+        V, the number of ids that the head knows, does not change.
+        """
         ...
 
     def advance(self, sequences: Seq[Sequence], hidden: Tensor, ids: Tensor) -> list[Any]:
@@ -42,7 +49,10 @@ class Runner(Protocol):
     """A stage as the engine's loop sees it. All calls come from the engine thread."""
 
     def step(self) -> bool:
-        """Do one step if there is work. Returns whether there was. Errors of one request end that request only."""
+        """Do one step if there is work. Returns whether there was. Errors of one request end that request only.
+
+        What is raised nevertheless means that the device or the runner can no longer be trusted, and stops the engine.
+        """
         ...
 
     def abort_all(self, error: Exception) -> None:

@@ -1,0 +1,151 @@
+"""The loop: one thread that owns the device and steps the stages, the most urgent first.
+
+Knows runners, not what they run. Whoever wants something of a runner posts a function, which the loop calls between two
+steps; so runners, stage models and listeners need no locks.
+
+    with Engine({"code2wav": code2wav, "talker": talker, "aura": aura, "asr": asr}) as engine:
+        engine.post(lambda: aura.add(sequence))
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Literal, TypeVar
+
+from aura_omni.engine.stage_model import Runner
+from aura_omni.errors import AuraError, EngineError, Unavailable
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_Phase = Literal["new", "running", "closing", "ended"]
+
+
+class Engine:
+    def __init__(self, runners: Mapping[str, Runner]) -> None:
+        """runners: in order of urgency. Each pass of the loop steps every runner once."""
+        self._runners = dict(runners)
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()  # guards the inbox and the phase
+        self._phase: _Phase = "new"
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def __enter__(self) -> Engine:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests are served: started, not closed, and the loop has not failed."""
+        return self._phase == "running"
+
+    @property
+    def failure(self) -> Exception | None:
+        """What the loop died of, if it did."""
+        return self._failure
+
+    def start(self) -> None:
+        with self._wake:
+            if self._phase != "new":
+                raise EngineError(f"the engine cannot be started: it is {self._phase}")
+            self._phase = "running"
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop: end every request with an Unavailable error, then return. Functions posted before are still called."""
+        with self._wake:
+            started = self._phase != "new"
+            if self._phase == "running":
+                self._phase = "closing"
+            self._wake.notify()
+        if started:
+            self._thread.join()
+        else:
+            self._end()
+
+    def post(self, function: Callable[[], T]) -> Future[T]:
+        """Have the engine's thread call `function` soon, in the order of posting; from any thread, never waits.
+
+        The future gets its result or its error. An error that is not an `AuraError` is also logged.
+        Raises Unavailable when the engine is not running any more: then the function will never be called.
+        """
+        future: Future[T] = Future()
+
+        def job() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                result = function()
+            except Exception as error:
+                if not isinstance(error, AuraError):
+                    logger.error("a function posted to the engine failed", exc_info=error)
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        with self._wake:
+            if self._phase in ("closing", "ended"):
+                why = f"it has failed: {self._failure}" if self._failure else "it is stopping"
+                raise Unavailable(f"the engine takes no more requests, {why}")
+            self._inbox.append(job)
+            self._wake.notify()
+        return future
+
+    def call(self, function: Callable[[], T]) -> T:
+        """`post`, and wait for the result or raise the error. On the engine's own thread: call at once."""
+        if threading.current_thread() is self._thread:
+            return function()
+        return self.post(function).result()
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if any runner has lost or left over something. From any thread, waits for the loop."""
+        for runner in self._runners.values():
+            self.call(runner.check_integrity)
+
+    def _run(self) -> None:
+        try:
+            self._loop()
+        except Exception as error:
+            logger.critical("the engine's loop failed, every request ends", exc_info=error)
+            self._failure = EngineError(f"the engine failed: {type(error).__name__}: {error}")
+            self._failure.__cause__ = error
+        self._end()
+
+    def _loop(self) -> None:
+        worked = False
+        while True:
+            with self._wake:
+                if not worked:
+                    self._wake.wait_for(lambda: self._inbox or self._phase == "closing")
+                if self._phase == "closing":
+                    return
+            self._drain()
+            worked = False
+            for runner in self._runners.values():
+                worked |= runner.step()
+
+    def _drain(self) -> None:
+        for _ in range(len(self._inbox)):  # what these functions post waits for the next pass
+            self._inbox.popleft()()
+
+    def _end(self) -> None:
+        with self._wake:
+            self._phase = "ended"  # from here on nothing is posted
+        self._drain()
+        for name, runner in self._runners.items():
+            try:
+                runner.abort_all(self._failure or Unavailable("the server is stopping"))
+            except Exception:
+                # The others' requests must end too.
+                logger.exception("the requests of stage %s could not be ended", name)

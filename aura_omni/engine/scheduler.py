@@ -1,0 +1,174 @@
+"""Which rows of which sequences go into the next step.
+
+Plain Python: knows tokens, pages and limits. Does not know tensors, text or HTTP, so its tests need no device.
+
+Sequences wait, are admitted when there is a seat and there are pages for all their tokens, and run until they are removed.
+A step takes the next row of every sequence that is past its prompt, then rows of prompts as far as the budget reaches,
+so a long prompt is computed in chunks between the decode rows of others. When pages run out, the sequence of the lowest
+priority and youngest age gives its pages back and waits again; its rows are computed again later.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+
+from aura_omni.engine.kv_cache import KVCache
+from aura_omni.engine.sequence import Batch, Sequence
+from aura_omni.errors import BadRequest, ConfigError, Overloaded, PromptTooLong
+
+
+class Scheduler:
+    def __init__(
+        self,
+        cache: KVCache,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        max_waiting: int,
+    ) -> None:
+        """max_num_seqs: sequences that hold pages at once; max_num_batched_tokens: rows of one step; max_model_len: tokens
+        of a sequence, prompt and answer; max_waiting: sequences beyond max_num_seqs before new ones are refused."""
+        if max_num_seqs < 1 or max_model_len < 2 or max_waiting < 0:
+            raise ConfigError(
+                f"max_num_seqs {max_num_seqs}, max_model_len {max_model_len}, max_waiting {max_waiting}: "
+                "they must be at least 1, 2 and 0"
+            )
+        if max_num_batched_tokens < max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens is {max_num_batched_tokens}, less than max_num_seqs {max_num_seqs}: a step must "
+                "hold one row of every sequence. Raise the first or lower the second."
+            )
+        self.cache = cache
+        self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
+        self.max_model_len, self.max_waiting = max_model_len, max_waiting
+        # The last token of a sequence needs no row of its own.
+        self.max_length = min(max_model_len, cache.pages * cache.page_size + 1)
+        self.waiting: list[Sequence] = []  # both lists are kept in order of rank: who goes first
+        self.running: list[Sequence] = []
+        self.preemptions = 0
+        self._next_id = 0
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def add(self, sequence: Sequence) -> None:
+        """Let the sequence wait for its first step. Raises PromptTooLong, Overloaded or BadRequest; then nothing changed."""
+        prompt = sequence.prompt_length
+        if prompt < 1:
+            raise BadRequest("the prompt is empty; it must have at least one token")
+        if prompt >= self.max_length:
+            if prompt >= self.max_model_len:
+                limit = f"this model takes {self.max_model_len - 1:,} and one for the answer"
+                way_out = "raise max_model_len"
+            else:
+                limit = f"its cache of {self.cache.pages:,} pages holds {self.max_length - 1:,}"
+                way_out = "raise gpu_memory_utilization of this stage"
+            raise PromptTooLong(f"the prompt has {prompt:,} tokens, {limit}. Shorten the messages, or {way_out}.")
+        present, limit_present = len(self.waiting) + len(self.running), self.max_num_seqs + self.max_waiting
+        if present >= limit_present:
+            raise Overloaded(
+                f"{present} requests are running or waiting, the limit is {limit_present} "
+                f"(max_num_seqs {self.max_num_seqs} + max_waiting {self.max_waiting}). Try again later."
+            )
+        assert sequence.id < 0, f"sequence {sequence.id} was added before"
+        sequence.id = self._next_id
+        self._next_id += 1
+        insort(self.waiting, sequence, key=_rank)
+
+    def remove(self, sequence: Sequence, *, forget: bool = False) -> None:
+        """Take the sequence out, wherever it is, and free its pages. forget: its rows may be wrong, no one may reuse them."""
+        if sequence.pages:
+            self.running.remove(sequence)
+            self.cache.release(sequence, forget=forget)
+        else:
+            self.waiting.remove(sequence)
+
+    def schedule(self) -> Batch | None:
+        """The rows of the next step, decode rows first; None when there is nothing to do. `commit` follows it."""
+        counts: dict[Sequence, int] = {}
+        for sequence in list(self.running):
+            # One without pages has just been preempted for the sake of an earlier one.
+            if sequence.pages and sequence.length - sequence.computed == 1 and self._room(sequence):
+                counts[sequence] = 1
+        budget = self.max_num_batched_tokens - len(counts)
+        for sequence in self.running:
+            if sequence not in counts and budget:
+                counts[sequence] = min(budget, sequence.length - sequence.computed)
+                budget -= counts[sequence]
+        while self.waiting and budget:
+            sequence = self.waiting[0]
+            if not self._seat(sequence, counts):
+                break
+            budget = self.max_num_batched_tokens - sum(counts.values())
+            counts[sequence] = min(budget, sequence.length - sequence.computed)
+            budget -= counts[sequence]
+        if not counts:
+            return None
+        return Batch(tuple(counts), tuple(sequence.computed for sequence in counts), tuple(counts.values()))
+
+    def commit(self, batch: Batch) -> None:
+        """The batch's rows are in their pages."""
+        for sequence, start, count in zip(batch.sequences, batch.starts, batch.counts, strict=True):
+            if sequence.pages:
+                sequence.computed = start + count
+                self.cache.commit(sequence, start)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if a sequence or a page is lost, doubled or left over."""
+        for name, sequences in (("waiting", self.waiting), ("running", self.running)):
+            assert len(set(sequences)) == len(sequences), f"a sequence is twice in {name}"
+            assert sequences == sorted(sequences, key=_rank), f"{name} is out of order"
+            assert all(sequence.finished is None for sequence in sequences), f"a finished sequence is {name}"
+        assert not set(self.waiting) & set(self.running), "a sequence both waits and runs"
+        assert len(self.running) <= self.max_num_seqs, f"{len(self.running)} sequences have {self.max_num_seqs} seats"
+        for sequence in self.waiting:
+            assert not (sequence.pages or sequence.computed), f"sequence {sequence.id} waits and holds pages"
+        for sequence in self.running:
+            assert sequence.computed < sequence.length, f"sequence {sequence.id} has no row left to compute"
+            assert len(sequence.pages) * self.cache.page_size >= sequence.computed, (
+                f"sequence {sequence.id} lacks pages"
+            )
+            assert sequence.pages, f"sequence {sequence.id} runs without pages"
+        self.cache.check_integrity(self.running)
+
+    def _room(self, sequence: Sequence) -> bool:
+        """Room for the sequence's newest token, at the expense of those that rank after it. False: it was itself the last."""
+        while not self.cache.extend(sequence):
+            last = self.running[-1]
+            self._preempt(last)
+            if last is sequence:
+                return False
+        return True
+
+    def _seat(self, sequence: Sequence, counts: dict[Sequence, int]) -> bool:
+        """Admit the sequence; those of strictly lower priority give way, also out of the step being built."""
+        while not self._admit(sequence):
+            last = self.running[-1] if self.running else None
+            if last is None or last.priority <= sequence.priority:
+                return False
+            counts.pop(last, None)
+            self._preempt(last)
+        return True
+
+    def _admit(self, sequence: Sequence) -> bool:
+        # A free page for everyone who runs: else the newcomer would be preempted as soon as one of them grows.
+        if len(self.running) >= self.max_num_seqs or not self.cache.admit(sequence, headroom=len(self.running)):
+            return False
+        if not sequence.preempted:
+            sequence.cached = sequence.computed
+        self.waiting.remove(sequence)
+        insort(self.running, sequence, key=_rank)
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self.cache.release(sequence)
+        sequence.preempted += 1
+        self.preemptions += 1
+        insort(self.waiting, sequence, key=_rank)
+
+
+def _rank(sequence: Sequence) -> tuple[int, int]:
+    return sequence.priority, sequence.id
