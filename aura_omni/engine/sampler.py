@@ -161,8 +161,9 @@ def pick(logits: Tensor, draw: Draw, *, stream: int = 0) -> Tensor:
     if draw.top_p_used:
         ordered, order = scores.sort(dim=-1, descending=True)
         weights = ordered.softmax(-1)
-        # A token stays while the weight before it is short of top_p, so the best one always does.
+        # A token stays while the weight before it is short of top_p; the best one does even when top_p is 0.
         beyond = weights.cumsum(-1) - weights >= draw.top_p[:, None]
+        beyond[:, 0] = False
         scores = scores.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), -torch.inf)
     chosen = (scores + _gumbel(draw.seed, draw.step, stream, scores.shape[-1])).argmax(-1)
     return torch.where(draw.temperature > 0, chosen, greedy)

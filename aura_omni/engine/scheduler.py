@@ -124,7 +124,8 @@ class Scheduler:
         assert not set(self.waiting) & set(self.running), "a sequence both waits and runs"
         assert len(self.running) <= self.max_num_seqs, f"{len(self.running)} sequences have {self.max_num_seqs} seats"
         for sequence in self.waiting:
-            assert not (sequence.pages or sequence.computed), f"sequence {sequence.id} waits and holds pages"
+            assert not sequence.pages, f"sequence {sequence.id} waits and holds pages"
+            assert not sequence.computed, f"sequence {sequence.id} waits and counts rows as computed"
         for sequence in self.running:
             assert sequence.computed < sequence.length, f"sequence {sequence.id} has no row left to compute"
             assert len(sequence.pages) * self.cache.page_size >= sequence.computed, (

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_stage import TinyStage, prompt
+
+from aura_omni.engine.attention import PagedKV
+from aura_omni.engine.kv_cache import KVCache
+from aura_omni.engine.sequence import Batch, MediaSpan, Sequence
+from aura_omni.flow import Sampling
+
+
+def assert_same(ours: torch.Tensor, reference: torch.Tensor) -> None:
+    """Up to the order of float32 sums."""
+    torch.testing.assert_close(ours, reference, atol=5e-6, rtol=5e-6)
+
+
+def sequence(length: int, *, seed: int = 0, media: tuple[MediaSpan, ...] = ()) -> Sequence:
+    return Sequence(prompt(length, seed=seed), Sampling(), print, print, media=media)
+
+
+class Paged:
+    """The stage on pages, driven by hand: which rows are computed together is the test's choice."""
+
+    def __init__(self, stage: TinyStage, *, pages: int = 64, page_size: int = 4) -> None:
+        config = stage.decoder_config
+        self.stage = stage
+        self.cache = KVCache(pages, page_size)
+        self.kv = PagedKV(
+            layers=config.layers,
+            pages=pages,
+            page_size=page_size,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            dtype=stage.dtype,
+            device=stage.device,
+        )
+
+    def compute(self, *rows: tuple[Sequence, int]) -> list[torch.Tensor]:
+        """The next `count` rows of each sequence in one step: hidden [count, H] of each."""
+        for one, _ in rows:
+            assert one.pages or self.cache.admit(one)
+        counts = tuple(count for _, count in rows)
+        batch = Batch(tuple(one for one, _ in rows), tuple(one.computed for one, _ in rows), counts)
+        hidden = self.stage.forward(batch, self.kv.step(batch))
+        for one, count in rows:
+            one.computed += count
+        return list(hidden.split(counts))
+
+
+@pytest.mark.parametrize("mrope", [False, True])
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_paged_attention_equals_dense_attention(page_size: int, mrope: bool) -> None:
+    stage = TinyStage(mrope=mrope)
+    paged = Paged(stage, page_size=page_size)
+    one = sequence(23, media=(MediaSpan(5, 6, b"clip"),))
+    assert_same(paged.compute((one, 23))[0], stage.dense(one))
+
+
+@pytest.mark.parametrize("mrope", [False, True])
+@pytest.mark.parametrize("chunks", [[1] * 23, [22, 1], [1, 22], [5, 5, 5, 5, 3], [7, 1, 1, 14]])
+def test_a_prompt_in_chunks_equals_the_whole_prompt(chunks: list[int], mrope: bool) -> None:
+    stage = TinyStage(mrope=mrope)
+    paged = Paged(stage)
+    one = sequence(23, media=(MediaSpan(5, 6, b"clip"), MediaSpan(11, 4, b"other")))
+    parts = [paged.compute((one, count))[0] for count in chunks]
+    assert_same(torch.cat(parts), stage.dense(one))
+
+
+def test_sequences_in_a_batch_equal_each_alone() -> None:
+    stage = TinyStage()
+    paged = Paged(stage)
+    some = [sequence(length, seed=length) for length in (3, 17, 30, 9, 1)]
+    parts: list[list[torch.Tensor]] = [[] for _ in some]
+    # Decode rows of different lengths, chunks that start and chunks that go on, in different company each time.
+    for counts in ((2, 0, 10, 8, 1), (1, 9, 1, 0, 0), (0, 7, 18, 1, 0), (0, 1, 1, 0, 0)):
+        going = [index for index, count in enumerate(counts) if count]
+        for index, hidden in zip(going, paged.compute(*[(some[i], counts[i]) for i in going]), strict=True):
+            parts[index].append(hidden)
+    for one, hidden in zip(some, parts, strict=True):
+        assert_same(torch.cat(hidden), stage.dense(one))
+
+
+def test_what_other_sequences_left_in_a_page_is_not_seen() -> None:
+    stage = TinyStage()
+    paged = Paged(stage)
+    paged.kv.keys[:, :-1] = torch.nan
+    paged.kv.values[:, :-1] = torch.inf
+    short, long = sequence(2), sequence(19, seed=1)
+    parts = [paged.compute((short, 1), (long, 18)), paged.compute((short, 1), (long, 1))]
+    assert_same(torch.cat([parts[0][0], parts[1][0]]), stage.dense(short))
+    assert_same(torch.cat([parts[0][1], parts[1][1]]), stage.dense(long))
+
+
+def test_a_row_that_is_not_finite_stays_in_its_own_sequence() -> None:
+    stage = TinyStage()
+    stage.not_a_number = 95
+    paged = Paged(stage)
+    bad, good = sequence(9), sequence(9, seed=1)
+    bad.tokens[4] = 95
+    good.tokens = [token % 95 for token in good.tokens]
+    hidden = torch.cat([paged.compute((bad, 8), (good, 8))[1], paged.compute((bad, 1), (good, 1))[1]])
+    assert_same(hidden, stage.dense(good))
+
+
+def test_the_padding_page_stays_zero() -> None:
+    stage = TinyStage()
+    paged = Paged(stage, pages=8)
+    one, two = sequence(16), sequence(16, seed=1)
+    paged.compute((one, 15), (two, 1))
+    paged.compute((one, 1), (two, 15))
+    assert paged.cache.free == 0
+    assert not paged.kv.keys[:, -1].any()
+    assert not paged.kv.values[:, -1].any()
+    assert paged.kv.keys[:, :-1].all()

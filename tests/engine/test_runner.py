@@ -1,0 +1,476 @@
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tiny_stage import GREEDY, STOP, VOCABULARY, Request, TinyStage, make_runner, prompt, run
+
+from aura_omni.engine.sequence import MediaSpan, Sequence
+from aura_omni.errors import BadRequest, EngineError, Overloaded, PromptTooLong, Unavailable
+from aura_omni.flow import Sampling
+
+SEEDED = Sampling(max_tokens=8, seed=11, temperature=0.9, top_k=20, top_p=0.95)
+CLIP = MediaSpan(5, 6, b"clip")
+
+
+def expected(request: Request) -> list[int]:
+    return TinyStage().dense_outputs(request.sequence)
+
+
+# ---------------------------------------------------------------- the same tokens, however they are computed
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED])
+def test_a_request_says_what_dense_attention_says(sampling: Sampling) -> None:
+    request = Request(prompt(21), sampling, media=(CLIP,))
+    want = expected(request)
+    run(make_runner(TinyStage()), request)
+    assert request.heard == want
+    assert request.reason == "length"
+
+
+@pytest.mark.parametrize("mrope", [False, True])
+@pytest.mark.parametrize("budget", [1, 3, 5, 16, 20])
+def test_chunked_prefill_equals_whole_prefill(budget: int, mrope: bool) -> None:
+    stage = TinyStage(mrope=mrope)
+    request = Request(prompt(21), media=(CLIP,))
+    want = stage.dense_outputs(request.sequence)
+    run(make_runner(stage, max_num_seqs=1, max_num_batched_tokens=budget), request)
+    assert request.heard == want
+    assert max(batch.rows for batch in stage.batches) == budget
+
+
+@pytest.mark.parametrize("mrope", [False, True])
+def test_a_cached_prefix_equals_a_fresh_one(mrope: bool) -> None:
+    stage = TinyStage(mrope=mrope)
+    runner = make_runner(stage)
+    one = replace(GREEDY, max_tokens=1)
+    fresh, cached = (Request(prompt(21), one, media=(CLIP,)) for _ in range(2))
+    run(runner, fresh)
+    fresh_logits = stage.last_logits
+    run(runner, cached)
+    assert cached.sequence.cached == 20
+    assert stage.batches[-1].rows == 1
+    assert cached.heard == fresh.heard
+    torch.testing.assert_close(stage.last_logits, fresh_logits, atol=1e-5, rtol=0)
+    assert runner.counters.cached_rows == 20
+    assert runner.counters.computed_rows == 22
+
+
+def test_another_medium_under_the_same_tokens_is_computed_afresh() -> None:
+    stage = TinyStage()
+    runner = make_runner(stage)
+    one, other = Request(prompt(21), media=(CLIP,)), Request(prompt(21), media=(replace(CLIP, key=b"other"),))
+    want = expected(other)
+    run(runner, one)
+    run(runner, other)
+    assert other.sequence.cached == 4  # the page before the clip
+    assert other.heard == want
+    assert other.heard != one.heard
+
+
+def test_the_next_round_finds_the_answer_of_the_last_one() -> None:
+    stage = TinyStage()
+    runner = make_runner(stage)
+    first = Request(prompt(10))
+    run(runner, first)
+    second = Request([*first.sequence.tokens, 1, 2, 3])
+    want = expected(second)
+    run(runner, second)
+    assert second.sequence.cached == 16  # 10 + 7 rows were computed: four full pages
+    assert second.heard == want
+
+
+def test_without_prefix_caching_everything_is_computed() -> None:
+    stage = TinyStage()
+    runner = make_runner(stage, prefix_caching=False)
+    one, two = Request(prompt(21)), Request(prompt(21))
+    run(runner, one)
+    run(runner, two)
+    assert two.sequence.cached == 0
+    assert one.heard == two.heard
+
+
+def test_uncacheable_sequences_share_nothing() -> None:
+    runner = make_runner(TinyStage())
+    run(runner, Request(prompt(21)))
+    request = Request(prompt(21), cacheable=False)
+    run(runner, request)
+    assert request.sequence.cached == 0
+
+
+@pytest.mark.parametrize("prefix_caching", [False, True])
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED, replace(SEEDED, repetition_penalty=1.3, presence_penalty=0.4)])
+def test_preempted_sequences_say_the_same_as_undisturbed_ones(sampling: Sampling, prefix_caching: bool) -> None:
+    sampling = replace(sampling, max_tokens=24)
+    calm, crowded = (
+        [Request(prompt(9, seed=seed), replace(sampling, seed=seed)) for seed in range(4)] for _ in range(2)
+    )
+    for request in calm:
+        run(make_runner(TinyStage()), request)
+    runner = make_runner(TinyStage(), pages=16, prefix_caching=prefix_caching)
+    run(runner, *crowded)
+    assert runner.counters.preemptions > 0
+    assert [request.heard for request in crowded] == [request.heard for request in calm]
+    assert all(len(request.heard) == 24 for request in crowded)
+
+
+def test_64_interleaved_requests_each_equal_their_solo_run() -> None:
+    samplings = [
+        GREEDY,
+        SEEDED,
+        replace(SEEDED, repetition_penalty=1.2, temperature=1.5),
+        replace(GREEDY, max_tokens=3),
+    ]
+    system = prompt(13, seed=99)
+
+    def make(index: int) -> Request:
+        sampling = replace(samplings[index % 4], seed=index)
+        tokens = (system if index % 3 else []) + prompt(1 + 7 * index % 31, seed=index % 20)
+        media = (MediaSpan(len(tokens) - 1, 1, bytes([index % 5])),) if index % 2 else ()
+        return Request(tokens, sampling, media=media, priority=index % 3)
+
+    solo, crowd = [make(index) for index in range(64)], [make(index) for index in range(64)]
+    for request in solo:
+        run(make_runner(TinyStage(), max_num_batched_tokens=100), request)
+    assert sum(len(set(request.heard)) for request in solo) > 200  # answers worth comparing
+    runner = make_runner(TinyStage(), pages=48, max_num_batched_tokens=24)
+    waiting = list(crowd)
+    while waiting or runner.busy:  # they arrive while others run
+        for request in waiting[:3]:
+            runner.add(request.sequence)
+        del waiting[:3]
+        runner.step()
+        runner.check_integrity()
+    assert [request.heard for request in crowd] == [request.heard for request in solo]
+    assert runner.counters.pages_used == 0
+    assert runner.counters.preemptions > 0
+    assert runner.counters.cached_rows > 0
+
+
+def test_requests_without_a_seed_differ() -> None:
+    requests = [Request(prompt(5), Sampling(max_tokens=20)) for _ in range(2)]
+    run(make_runner(TinyStage()), *requests)
+    assert requests[0].heard != requests[1].heard
+
+
+# ---------------------------------------------------------------- how a request ends
+
+
+def test_a_stop_id_ends_the_request_and_is_not_heard() -> None:
+    free = Request(prompt(9))
+    run(make_runner(TinyStage()), free)
+    stop = free.heard[3]
+    for sampling, stop_ids in (
+        (replace(GREEDY, stop_token_ids=(stop,)), frozenset[int]()),
+        (replace(GREEDY, stop_token_ids=(stop,), ignore_eos=True), frozenset[int]()),
+        (GREEDY, frozenset({stop})),
+    ):
+        request = Request(prompt(9), sampling)
+        request.sequence.stop_ids = stop_ids
+        run(make_runner(TinyStage()), request)
+        assert request.heard == free.heard[: free.heard.index(stop)]
+        assert request.sequence.outputs == [*request.heard, stop]
+        assert request.reason == "stop"
+
+
+def test_the_stages_own_stop_ids_can_be_ignored_but_not_the_requests() -> None:
+    wants_stop = replace(GREEDY, logit_bias={STOP: 100.0}, max_tokens=4)
+    for sampling, heard, reason in (
+        (wants_stop, [], "stop"),
+        (replace(wants_stop, ignore_eos=True), [STOP] * 4, "length"),
+        (replace(wants_stop, ignore_eos=True, stop_token_ids=(STOP,)), [], "stop"),
+    ):
+        request = Request(prompt(9), sampling)
+        run(make_runner(TinyStage()), request)
+        assert (request.heard, request.reason) == (heard, reason)
+
+
+def test_min_tokens_holds_the_stop_back() -> None:
+    request = Request(prompt(9), replace(GREEDY, logit_bias={STOP: 100.0}, min_tokens=3))
+    run(make_runner(TinyStage()), request)
+    assert len(request.heard) == 3
+    assert STOP not in request.heard
+    assert request.reason == "stop"
+
+
+def test_a_sequence_ends_at_max_model_len() -> None:
+    request = Request(prompt(9), replace(GREEDY, max_tokens=100))
+    run(make_runner(TinyStage(), max_model_len=14), request)
+    assert (len(request.heard), request.reason) == (5, "length")
+
+
+def test_a_sequence_that_fills_the_whole_cache_ends_with_length() -> None:
+    request, other = Request(prompt(9), replace(GREEDY, max_tokens=100)), Request(prompt(9, seed=1))
+    run(make_runner(TinyStage(), pages=5), request, other)
+    assert (request.sequence.length, request.reason) == (21, "length")
+    assert other.heard == expected(Request(prompt(9, seed=1)))
+
+
+def test_penalties_count_the_prompt_only_where_the_stage_says_so() -> None:
+    sampling = replace(GREEDY, repetition_penalty=100.0, max_tokens=1)
+    tokens = [*range(1, 90)]
+    heard = []
+    for penalise_prompt in (True, False):
+        stage = TinyStage()
+        stage.penalise_prompt = penalise_prompt
+        request = Request(tokens, sampling)
+        run(make_runner(stage, max_num_batched_tokens=128), request)
+        heard.append(request.heard[0])
+    unpenalised = Request(tokens, replace(GREEDY, max_tokens=1))
+    run(make_runner(TinyStage(), max_num_batched_tokens=128), unpenalised)
+    assert heard[1] == unpenalised.heard[0]
+    assert heard[0] not in tokens
+    assert heard[1] in tokens
+
+
+def test_refused_requests_leave_nothing_behind() -> None:
+    runner = make_runner(TinyStage(), max_num_seqs=1, max_waiting=0, max_model_len=32)
+    long, biased = Request(prompt(32)), Request(prompt(3), replace(GREEDY, logit_bias={VOCABULARY: 1.0}))
+    with pytest.raises(PromptTooLong, match="32 tokens, this model takes 31"):
+        runner.add(long.sequence)
+    with pytest.raises(BadRequest, match="logit_bias names token 97; this model's ids are 0 to 96"):
+        runner.add(biased.sequence)
+    first, second = Request(prompt(3)), Request(prompt(3))
+    runner.add(first.sequence)
+    with pytest.raises(Overloaded):
+        runner.add(second.sequence)
+    runner.abort(second.sequence)  # as a caller may do that did not wait for the answer
+    runner.check_integrity()
+    run(runner)
+    assert [request.ends for request in (long, biased, second)] == [[], [], []]
+    assert first.reason == "length"
+
+
+@pytest.mark.parametrize("after", range(14))
+def test_aborting_at_any_point_frees_every_page_and_disturbs_nobody(after: int) -> None:
+    runner = make_runner(TinyStage(), max_num_batched_tokens=8, max_num_seqs=2)
+    victim = Request(prompt(30), replace(SEEDED, repetition_penalty=1.1))
+    others = [Request(prompt(7, seed=seed)) for seed in (1, 2)]
+    want = [expected(other) for other in others]
+    for request in (others[0], victim, others[1]):
+        runner.add(request.sequence)
+    for _ in range(after):
+        runner.step()
+    heard = list(victim.heard)
+    runner.abort(victim.sequence)
+    runner.abort(victim.sequence)
+    runner.check_integrity()
+    assert victim.sequence.pages == []
+    run(runner)
+    assert victim.reason == "cancelled" or len(victim.heard) == 8
+    assert victim.heard == heard
+    assert [other.heard for other in others] == want
+
+
+def test_a_preempted_sequence_can_be_aborted() -> None:
+    runner = make_runner(TinyStage(), pages=9)
+    requests = [Request(prompt(9, seed=seed), replace(GREEDY, max_tokens=20)) for seed in range(2)]
+    for request in requests:
+        runner.add(request.sequence)
+    while not requests[1].sequence.preempted:
+        runner.step()
+    runner.abort(requests[1].sequence)
+    assert requests[1].reason == "cancelled"
+    run(runner)
+    assert len(requests[0].heard) == 20
+
+
+# ---------------------------------------------------------------- listeners and failures
+
+
+def test_pages_are_free_before_the_end_is_told() -> None:
+    runner = make_runner(TinyStage())
+    used: list[int] = []
+    request = Request(prompt(9))
+    request.sequence.on_end = lambda reason, error: used.append(runner.counters.pages_used)
+    run(runner, request)
+    assert used == [0]
+
+
+def test_a_listener_may_end_itself_and_others_and_start_new_requests() -> None:
+    runner = make_runner(TinyStage())
+    one, two, three = Request(prompt(9)), Request(prompt(9, seed=1)), Request(prompt(9, seed=2))
+
+    def hear(token: int) -> None:
+        one.heard.append(token)
+        if len(one.heard) == 2:
+            runner.abort(two.sequence)
+            runner.abort(one.sequence)
+            runner.add(three.sequence)
+
+    one.sequence.on_output = hear
+    run(runner, one, two)
+    assert (one.reason, two.reason, three.reason) == ("cancelled", "cancelled", "length")
+    assert (len(one.heard), len(two.heard), len(three.heard)) == (2, 1, 8)
+
+
+def test_the_end_of_one_may_end_another_of_the_same_step() -> None:
+    runner = make_runner(TinyStage())
+    one, two = Request(prompt(9), replace(GREEDY, logit_bias={STOP: 100.0})), Request(prompt(9, seed=1))
+    one.sequence.on_end = lambda reason, error: runner.abort(two.sequence)
+    run(runner, one, two)
+    assert two.heard == []
+    assert two.reason == "cancelled"
+
+
+def test_a_listener_that_raises_ends_only_its_own_request() -> None:
+    one, two = Request(prompt(9)), Request(prompt(9, seed=1))
+    want = expected(two)
+
+    def hear(token: int) -> None:
+        raise ValueError("no ears")
+
+    one.sequence.on_output = hear
+    run(make_runner(TinyStage()), one, two)
+    assert one.reason == "error"
+    assert isinstance(one.error, EngineError)
+    assert "no ears" in str(one.error)
+    assert isinstance(one.error.__cause__, ValueError)
+    assert two.heard == want
+
+
+def test_an_error_of_our_own_tree_reaches_the_listener_as_it_is() -> None:
+    request = Request(prompt(9))
+    failure = Unavailable("no loudspeaker")
+
+    def hear(token: int) -> None:
+        raise failure
+
+    request.sequence.on_output = hear
+    run(make_runner(TinyStage()), request)
+    assert request.error is failure
+
+
+def test_an_end_listener_that_raises_hurts_nobody_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    one, two = Request(prompt(9)), Request(prompt(9, seed=1))
+
+    def end(reason: str, error: Exception | None) -> None:
+        raise ValueError("no ears")
+
+    one.sequence.on_end = end
+    run(make_runner(TinyStage()), one, two)
+    assert two.reason == "length"
+    assert "no ears" in caplog.text
+
+
+def test_a_request_that_makes_the_forward_fail_ends_alone() -> None:
+    stage = TinyStage()
+    stage.poison = 95
+    runner = make_runner(stage)
+    bad, good = (
+        Request([1, 2, 95, 4, 5, 6, 7]),
+        [Request([token % 95 for token in prompt(9, seed=s)]) for s in range(3)],
+    )
+    want = [expected(request) for request in good]
+    stage.poison = 95
+    run(runner, good[0], bad, good[1])
+    run(runner, good[2])
+    assert bad.reason == "error"
+    assert isinstance(bad.error, EngineError)
+    assert "poisoned" in str(bad.error)
+    heard = [request.heard for request in good]
+    cut = [tokens[: tokens.index(95) + 1] if 95 in tokens else tokens for tokens in want]
+    assert heard == cut
+
+
+def test_a_request_whose_rows_are_not_finite_ends_alone_and_its_pages_are_not_reused() -> None:
+    stage = TinyStage()
+    stage.not_a_number = 95
+    runner = make_runner(stage, max_num_batched_tokens=8)
+    bad, good = Request([1, 2, 95, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]), Request(prompt(9, seed=3))
+    want = expected(good)
+    run(runner, good, bad)
+    assert bad.reason == "error"
+    assert "not finite" in str(bad.error)
+    assert good.heard == want
+    stage.not_a_number = None
+    again = Request(bad.sequence.tokens)
+    run(runner, again)
+    assert again.sequence.cached == 0
+    assert again.reason == "length"
+
+
+def test_nothing_left_to_choose_from_is_an_error_not_a_token() -> None:
+    class Mute(TinyStage):
+        def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+            return torch.full((len(hidden), VOCABULARY), -torch.inf)
+
+    request = Request(prompt(9))
+    run(make_runner(Mute()), request)
+    assert request.reason == "error"
+    assert request.heard == []
+
+
+def test_a_failing_advance_ends_those_it_was_for() -> None:
+    class Stumbling(TinyStage):
+        def advance(self, sequences: Seq[Sequence], hidden: torch.Tensor, ids: torch.Tensor) -> list[Any]:
+            if any(sequence.generated == 3 for sequence in sequences):
+                raise RuntimeError("stumbled")
+            return super().advance(sequences, hidden, ids)
+
+    runner = make_runner(Stumbling())
+    one, two = Request(prompt(9)), Request(prompt(9, seed=1))
+    later = Request(prompt(9, seed=2), replace(GREEDY, max_tokens=2))
+    run(runner, one, two)
+    run(runner, later)
+    assert [(request.reason, len(request.heard)) for request in (one, two, later)] == [
+        ("error", 2),
+        ("error", 2),
+        ("length", 2),
+    ]
+
+
+def test_advance_gets_only_those_that_go_on() -> None:
+    calls: list[tuple[list[Sequence], torch.Tensor]] = []
+
+    class Watched(TinyStage):
+        def advance(self, sequences: Seq[Sequence], hidden: torch.Tensor, ids: torch.Tensor) -> list[Any]:
+            calls.append((list(sequences), self.logits(hidden).argmax(-1)))
+            assert self.last_logits.argmax(-1).tolist() == ids.tolist()
+            return super().advance(sequences, hidden, ids)
+
+    one = Request(prompt(9), replace(GREEDY, max_tokens=2))
+    stopping = Request(prompt(9, seed=1), replace(GREEDY, logit_bias={STOP: 100.0}))
+    two = Request(prompt(9, seed=2), replace(GREEDY, max_tokens=1))
+    run(make_runner(Watched()), one, stopping, two)
+    assert [sequences for sequences, _ in calls] == [[one.sequence, two.sequence], [one.sequence]]
+
+
+def test_a_dead_device_is_not_a_failed_request() -> None:
+    class Dead(TinyStage):
+        def forward(self, batch: Any, kv: Any) -> torch.Tensor:
+            raise torch.AcceleratorError("illegal memory access")
+
+    runner = make_runner(Dead())
+    runner.add(Request(prompt(9)).sequence)
+    with pytest.raises(torch.AcceleratorError):
+        runner.step()
+
+
+def test_abort_all_ends_everyone_with_the_error() -> None:
+    runner = make_runner(TinyStage(), max_num_seqs=1)
+    requests = [Request(prompt(9, seed=seed)) for seed in range(3)]
+    for request in requests:
+        runner.add(request.sequence)
+    runner.step()
+    error = Unavailable("stopping")
+    runner.abort_all(error)
+    assert [(request.reason, request.error) for request in requests] == [("error", error)] * 3
+    assert not runner.busy
+    assert runner.counters.pages_used == 0
+    runner.check_integrity()
+
+
+def test_counters_tell_what_happens() -> None:
+    runner = make_runner(TinyStage(), max_num_seqs=1)
+    for seed in range(2):
+        runner.add(Request(prompt(9, seed=seed)).sequence)
+    assert (runner.counters.running, runner.counters.waiting, runner.counters.steps) == (0, 2, 0)
+    runner.step()
+    counters = runner.counters
+    assert (counters.running, counters.waiting, counters.steps, counters.computed_rows) == (1, 1, 1, 9)
+    assert (counters.pages, counters.pages_used, counters.pages_kept) == (64, 3, 2)

@@ -1,0 +1,183 @@
+"""A stage model small enough for tests: an embedding, a decoder with random weights, a tied head; and its dense reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from hashlib import sha256
+
+import torch
+from torch import Tensor, nn
+
+from aura_omni.engine.runner import ArRunner
+from aura_omni.engine.sampler import Draw, pick
+from aura_omni.engine.sequence import Batch, MediaSpan, Sequence
+from aura_omni.flow import Sampling
+from aura_omni.models.layers import DenseKV, KeyValues
+from aura_omni.models.qwen3 import Decoder, DecoderConfig
+
+VOCABULARY = 97
+STOP = 96
+GREEDY = Sampling(temperature=0.0, max_tokens=8)
+
+
+class TinyStage:
+    """Rows of a medium are not the embeddings of their ids but a function of its key, as in ASR and AURA.
+
+    With mrope, rows of a medium all have the same T, so positions are no function of the row's number either.
+    """
+
+    def __init__(self, *, seed: int = 0, mrope: bool = False) -> None:
+        torch.manual_seed(seed)
+        self.decoder_config = DecoderConfig(
+            layers=3,
+            hidden=32,
+            intermediate=48,
+            heads=4,
+            kv_heads=2,
+            head_dim=16,
+            rms_eps=1e-6,
+            rope_theta=1e4,
+            mrope_section=(4, 2, 2) if mrope else None,
+        )
+        self.device, self.dtype = torch.device("cpu"), torch.float32
+        self.stop_ids = frozenset({STOP})
+        self.penalise_prompt = True
+        self.decoder = Decoder(self.decoder_config).requires_grad_(False)
+        for name, weight in self.decoder.named_parameters():
+            nn.init.normal_(weight, 1.0 if "norm" in name else 0.0, 0.2)
+        # Small beside what the layers add: else the tied head would only repeat the last token.
+        self.embedding = 0.1 * torch.randn(VOCABULARY, 32)
+        self.embedding[STOP] = 0.0  # never the best: tests that want a stop ask for it
+        self.poison: int | None = None  # a token id whose row makes forward raise
+        self.not_a_number: int | None = None  # a token id whose row is not finite
+        self.last_logits = torch.empty(0)
+        self.batches: list[Batch] = []
+
+    def rows(self, sequence: Sequence, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Embeddings [n, H] and positions [n] or [3, n] of rows [start, stop)."""
+        x = self.embedding[sequence.tokens[start:stop]].clone()
+        positions = torch.arange(sequence.length).repeat(3, 1)
+        for span in sequence.media:
+            noise = torch.Generator().manual_seed(int.from_bytes(sha256(span.key).digest()[:7], "big"))
+            features = torch.randn(span.length, 32, generator=noise)
+            for row in range(max(span.start, start), min(span.start + span.length, stop)):
+                x[row - start] = features[row - span.start]
+            inside = torch.arange(span.length)
+            positions[0, span.start :] = positions[0, span.start :] - span.length + 1
+            positions[0, span.start : span.start + span.length] = span.start
+            positions[1, span.start : span.start + span.length] = span.start + inside // 2
+            positions[2, span.start : span.start + span.length] = span.start + inside % 2
+        if self.not_a_number in sequence.tokens[start:stop]:
+            x[sequence.tokens[start:stop].index(self.not_a_number)] = torch.nan
+        picked = positions[:, start:stop]
+        return x, picked if self.decoder_config.mrope_section else torch.arange(start, stop)
+
+    def forward(self, batch: Batch, kv: KeyValues) -> Tensor:
+        self.batches.append(batch)
+        if self.poison in batch.tokens():
+            raise RuntimeError("poisoned")
+        rows = [
+            self.rows(sequence, start, start + count)
+            for sequence, start, count in zip(batch.sequences, batch.starts, batch.counts, strict=True)
+        ]
+        x, positions = torch.cat([x for x, _ in rows]), torch.cat([positions for _, positions in rows], dim=-1)
+        return self.decoder(x, positions, kv)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        self.last_logits = 3 * (hidden @ self.embedding.T).float()
+        return self.last_logits
+
+    def advance(self, sequences: Seq[Sequence], hidden: Tensor, ids: Tensor) -> list[int]:
+        assert len(sequences) == len(hidden) == len(ids)
+        return ids.tolist()
+
+    def dense(self, sequence: Sequence) -> Tensor:
+        """Hidden [rows, H] of all rows of the sequence, computed at once with `DenseKV`."""
+        config = self.decoder_config
+        kv = DenseKV(
+            config.layers,
+            1,
+            sequence.length,
+            config.kv_heads,
+            config.head_dim,
+            dtype=self.dtype,
+            device=self.device,
+        )
+        x, positions = self.rows(sequence, 0, sequence.length)
+        return self.decoder(x, positions, kv)
+
+    def dense_outputs(self, sequence: Sequence) -> list[int]:
+        """What the sequence must say, one token after another, each from a whole forward; it is not changed."""
+        sampling = sequence.sampling
+        copy = Sequence(list(sequence.tokens), sampling, print, print, media=sequence.media)
+        while copy.generated < sampling.max_tokens:
+            draw = Draw.of([sampling], [sampling.seed or 0], [copy.generated], self.device)
+            token = int(pick(self.logits(self.dense(copy)[-1:]), draw))
+            copy.tokens.append(token)
+            if token == STOP:
+                break
+        return copy.outputs
+
+
+class Request:
+    """A sequence, and what its listeners heard."""
+
+    def __init__(
+        self,
+        tokens: Seq[int],
+        sampling: Sampling = GREEDY,
+        *,
+        media: tuple[MediaSpan, ...] = (),
+        priority: int = 0,
+        cacheable: bool = True,
+    ) -> None:
+        self.heard: list[int] = []
+        self.ends: list[tuple[str, Exception | None]] = []
+        self.sequence = Sequence(
+            list(tokens),
+            sampling,
+            self.heard.append,
+            lambda reason, error: self.ends.append((reason, error)),
+            media=media,
+            priority=priority,
+            cacheable=cacheable,
+        )
+
+    @property
+    def reason(self) -> str:
+        ((reason, _),) = self.ends  # exactly once
+        return reason
+
+    @property
+    def error(self) -> Exception | None:
+        ((_, error),) = self.ends
+        return error
+
+
+def make_runner(model: TinyStage, **changes: int | bool) -> ArRunner:
+    options: dict[str, int | bool] = {
+        "pages": 64,
+        "page_size": 4,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 64,
+        "max_model_len": 128,
+        "max_waiting": 64,
+        "prefix_caching": True,
+    }
+    return ArRunner(model, **(options | changes))
+
+
+def run(runner: ArRunner, *requests: Request, limit: int = 2000) -> None:
+    """Add the requests and step until nothing is left to do, looking for lost pages after each step."""
+    for request in requests:
+        runner.add(request.sequence)
+    for _ in range(limit):
+        if not runner.step():
+            break
+        runner.check_integrity()
+    assert not runner.busy
+    assert runner.counters.pages_used == 0
+
+
+def prompt(length: int, *, seed: int = 0) -> list[int]:
+    return torch.randint(0, VOCABULARY - 1, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
