@@ -46,7 +46,7 @@ class PagedKV:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Rows [begin, end) of the step are one sequence's, which attends to `slots` int64 [start + end - begin]."""
+    """Rows [begin, end) of the step are one sequence's, which attends to `slots` int64 [1, start + end - begin]."""
 
     begin: int
     end: int
@@ -79,7 +79,7 @@ class _SdpaStep:
                 single_rows.append(begin)
             else:
                 mask = torch.ones(count, start + count, dtype=torch.bool, device=kv.device).tril(start)
-                context = slots[index, : start + count].to(kv.device)
+                context = slots[index : index + 1, : start + count].to(kv.device)
                 self._chunks.append(_Chunk(begin, begin + count, context, mask if start else None))
             begin += count
         self._written = torch.cat(written).to(kv.device)
@@ -99,24 +99,28 @@ class _SdpaStep:
         values.index_copy_(0, self._written, v)
         out = torch.empty_like(q)
         if len(self._single_rows):
-            out[self._single_rows] = F.scaled_dot_product_attention(
-                q[self._single_rows].unsqueeze(2),
-                keys[self._single_slots].transpose(1, 2),
-                values[self._single_slots].transpose(1, 2),
+            # The heads that share a key head are queries of one row: all see the same rows, and no key is copied for them.
+            attended = F.scaled_dot_product_attention(
+                q[self._single_rows].unflatten(1, (k.shape[1], -1)),
+                _gather(keys, self._single_slots),
+                _gather(values, self._single_slots),
                 attn_mask=self._single_mask,
-                enable_gqa=True,
-            ).squeeze(2)
-        for chunk in self._chunks:
-            out[chunk.begin : chunk.end] = (
-                F.scaled_dot_product_attention(
-                    q[chunk.begin : chunk.end].transpose(0, 1).unsqueeze(0),
-                    keys[chunk.slots].transpose(0, 1).unsqueeze(0),
-                    values[chunk.slots].transpose(0, 1).unsqueeze(0),
-                    attn_mask=chunk.mask,
-                    is_causal=chunk.mask is None,
-                    enable_gqa=True,
-                )
-                .squeeze(0)
-                .transpose(0, 1)
             )
+            out[self._single_rows] = attended.flatten(1, 2)
+        for chunk in self._chunks:
+            attended = F.scaled_dot_product_attention(
+                q[chunk.begin : chunk.end].transpose(0, 1).unsqueeze(0),
+                _gather(keys, chunk.slots),
+                _gather(values, chunk.slots),
+                attn_mask=chunk.mask,
+                is_causal=chunk.mask is None,
+                enable_gqa=True,
+            )
+            out[chunk.begin : chunk.end] = attended.squeeze(0).transpose(0, 1)
         return out
+
+
+def _gather(rows: Tensor, slots: Tensor) -> Tensor:
+    """rows [S, kv_heads, D], slots [B, n] -> [B, kv_heads, n, D]."""
+    # index_select is four times as fast as rows[slots] on a CPU.
+    return rows.index_select(0, slots.flatten()).unflatten(0, slots.shape).transpose(1, 2)

@@ -26,8 +26,10 @@ class TinyStage:
     With mrope, rows of a medium all have the same T, so positions are no function of the row's number either.
     """
 
-    def __init__(self, *, seed: int = 0, mrope: bool = False) -> None:
-        torch.manual_seed(seed)
+    def __init__(
+        self, *, seed: int = 0, mrope: bool = False, device: str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> None:
+        random = torch.Generator().manual_seed(seed)
         self.decoder_config = DecoderConfig(
             layers=3,
             hidden=32,
@@ -39,15 +41,17 @@ class TinyStage:
             rope_theta=1e4,
             mrope_section=(4, 2, 2) if mrope else None,
         )
-        self.device, self.dtype = torch.device("cpu"), torch.float32
+        self.device, self.dtype = torch.device(device), dtype
         self.stop_ids = frozenset({STOP})
         self.penalise_prompt = True
         self.decoder = Decoder(self.decoder_config).requires_grad_(False)
         for name, weight in self.decoder.named_parameters():
-            nn.init.normal_(weight, 1.0 if "norm" in name else 0.0, 0.2)
+            nn.init.normal_(weight, 1.0 if "norm" in name else 0.0, 0.2, generator=random)
         # Small beside what the layers add: else the tied head would only repeat the last token.
-        self.embedding = 0.1 * torch.randn(VOCABULARY, 32)
+        self.embedding = 0.1 * torch.randn(VOCABULARY, 32, generator=random)
         self.embedding[STOP] = 0.0  # never the best: tests that want a stop ask for it
+        self.head = self.embedding.T.to(self.device, dtype)
+        self.decoder.to(self.device, dtype)
         self.poison: int | None = None  # a token id whose row makes forward raise
         self.not_a_number: int | None = None  # a token id whose row is not finite
         self.last_logits = torch.empty(0)
@@ -69,8 +73,8 @@ class TinyStage:
             positions[2, span.start : span.start + span.length] = span.start + inside % 2
         if self.not_a_number in sequence.tokens[start:stop]:
             x[sequence.tokens[start:stop].index(self.not_a_number)] = torch.nan
-        picked = positions[:, start:stop]
-        return x, picked if self.decoder_config.mrope_section else torch.arange(start, stop)
+        picked = positions[:, start:stop] if self.decoder_config.mrope_section else torch.arange(start, stop)
+        return x.to(self.device, self.dtype), picked.to(self.device)
 
     def forward(self, batch: Batch, kv: KeyValues) -> Tensor:
         self.batches.append(batch)
@@ -84,7 +88,7 @@ class TinyStage:
         return self.decoder(x, positions, kv)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        self.last_logits = 3 * (hidden @ self.embedding.T).float()
+        self.last_logits = 3 * (hidden @ self.head).float()
         return self.last_logits
 
     def advance(self, sequences: Seq[Sequence], hidden: Tensor, ids: Tensor) -> list[int]:
