@@ -45,24 +45,24 @@ class PagedKV:
 
 
 @dataclass(frozen=True, slots=True)
-class _Chunk:
+class _Stretch:
     """Rows [begin, end) of the step are one sequence's, which attends to `slots` int64 [1, start + end - begin]."""
 
     begin: int
     end: int
     slots: Tensor
-    mask: Tensor | None  # bool [rows, slots]; None when the chunk starts the sequence
+    mask: Tensor | None  # bool [rows, slots]; None when they start the sequence
 
 
 class _SdpaStep:
-    """PyTorch's own attention: rows of one-row sequences together, padded to the longest; chunks one by one.
+    """PyTorch's own attention: rows of one-row sequences together, padded to the longest; the rest one by one.
 
     A slot is a row of the flattened pages: page * page_size + row in page. All index tensors are made once per step.
     """
 
     def __init__(self, kv: PagedKV, batch: Batch) -> None:
         self._keys, self._values = kv.keys.flatten(1, 2), kv.values.flatten(1, 2)
-        self._chunks: list[_Chunk] = []
+        self._stretches: list[_Stretch] = []
         singles: list[int] = []  # sequences with one row in the step
         single_rows: list[int] = []  # and which row that is
         written: list[Tensor] = []
@@ -80,7 +80,7 @@ class _SdpaStep:
             else:
                 mask = torch.ones(count, start + count, dtype=torch.bool, device=kv.device).tril(start)
                 context = slots[index : index + 1, : start + count].to(kv.device)
-                self._chunks.append(_Chunk(begin, begin + count, context, mask if start else None))
+                self._stretches.append(_Stretch(begin, begin + count, context, mask if start else None))
             begin += count
         self._written = torch.cat(written).to(kv.device)
         self._single_rows = torch.tensor(single_rows, dtype=torch.int64, device=kv.device)
@@ -107,16 +107,16 @@ class _SdpaStep:
                 attn_mask=self._single_mask,
             )
             out[self._single_rows] = attended.flatten(1, 2)
-        for chunk in self._chunks:
+        for stretch in self._stretches:
             attended = F.scaled_dot_product_attention(
-                q[chunk.begin : chunk.end].transpose(0, 1).unsqueeze(0),
-                _gather(keys, chunk.slots),
-                _gather(values, chunk.slots),
-                attn_mask=chunk.mask,
-                is_causal=chunk.mask is None,
+                q[stretch.begin : stretch.end].transpose(0, 1).unsqueeze(0),
+                _gather(keys, stretch.slots),
+                _gather(values, stretch.slots),
+                attn_mask=stretch.mask,
+                is_causal=stretch.mask is None,
                 enable_gqa=True,
             )
-            out[chunk.begin : chunk.end] = attended.squeeze(0).transpose(0, 1)
+            out[stretch.begin : stretch.end] = attended.squeeze(0).transpose(0, 1)
         return out
 
 

@@ -105,6 +105,7 @@ class ArRunner:
 
     @property
     def counters(self) -> Counters:
+        """From any thread; the numbers may be of two neighbouring steps."""
         return Counters(
             running=len(self._scheduler.running),
             waiting=len(self._scheduler.waiting),

@@ -4,7 +4,7 @@ Plain Python: knows tokens, pages and limits. Does not know tensors, text or HTT
 
 Sequences wait, are admitted when there is a seat and there are pages for all their tokens, and run until they are removed.
 A step takes the next row of every sequence that is past its prompt, then rows of prompts as far as the budget reaches,
-so a long prompt is computed in chunks between the decode rows of others. When pages run out, the sequence of the lowest
+so a long prompt is computed in parts between the decode rows of others. When pages run out, the sequence of the lowest
 priority and youngest age gives its pages back and waits again; its rows are computed again later.
 """
 
