@@ -96,9 +96,11 @@ def test_a_row_that_is_not_finite_stays_in_its_own_sequence() -> None:
     stage = TinyStage()
     stage.not_a_number = STOP
     paged = Paged(stage)
-    bad, good = sequence(9), sequence(9, seed=1)
-    bad.tokens[4] = STOP
-    hidden = torch.cat([paged.compute((bad, 8), (good, 8))[1], paged.compute((bad, 1), (good, 1))[1]])
+    bad, good = sequence(13), sequence(9, seed=1)
+    bad.tokens[0] = STOP
+    # In the second step the good one is padded to the length of the bad one, which owns the first page of all.
+    hidden = torch.cat([paged.compute((bad, 12), (good, 8))[1], paged.compute((bad, 1), (good, 1))[1]])
+    assert bad.pages[0] == 0
     assert_same(hidden, stage.dense(good))
 
 

@@ -371,6 +371,17 @@ def test_a_request_that_makes_the_forward_fail_ends_alone() -> None:
     assert [request.heard for request in good] == want
 
 
+def test_a_request_that_is_ended_by_the_failure_of_another_is_not_computed_again() -> None:
+    stage = TinyStage()
+    stage.poison = STOP
+    bad, other = Request([1, STOP]), Request(prompt(9))
+    runner = make_runner(stage)
+    bad.sequence.on_end = lambda reason, error: runner.abort(other.sequence)
+    run(runner, bad, other)
+    assert other.reason == "cancelled"
+    assert [batch.sequences for batch in stage.batches] == [(bad.sequence, other.sequence), (bad.sequence,)]
+
+
 def test_a_request_whose_rows_are_not_finite_ends_alone_and_its_pages_are_not_reused() -> None:
     stage = TinyStage()
     stage.not_a_number = STOP
