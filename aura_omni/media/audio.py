@@ -24,9 +24,11 @@ from av.audio.stream import AudioStream
 
 from aura_omni.errors import BadMedia, BadRequest, EngineError
 from aura_omni.flow import Audio
-from aura_omni.media.container import audio_frames, opened
+from aura_omni.media.container import audio_frames, opened, packets
 
 MIN_RATE, MAX_RATE = 4_000, 192_000  # Hz; outside, the header is wrong or meant to exhaust memory
+MAX_SAMPLES = 2**27  # of one sound, half a gigabyte: 46 minutes at 48 kHz
+_SAMPLE_FORMATS = ("u8", "s16", "s32", "flt", "dbl")  # the ways decoders write samples, all but 64-bit integers
 PCM16_SCALE = 32_767
 
 AudioFormat = Literal["wav", "pcm16", "flac", "mp3", "opus"]
@@ -52,13 +54,17 @@ def decode_audio(data: bytes, *, max_s: float, param: str | None = None) -> Audi
             raise BadMedia("the audio track uses a codec that this server cannot decode", param=param)
         pieces: list[np.ndarray] = []
         rate = count = 0
-        for frame in audio_frames(container, stream, param=param):
+        for frame in audio_frames(stream, packets(container, stream), param=param):
             rate = _checked_rate(frame.sample_rate, rate, param=param)
+            if frame.format.packed.name not in _SAMPLE_FORMATS:
+                raise BadMedia(f"samples of type {frame.format.name} are not supported; send 16-bit", param=param)
             pieces.append(_mono(frame))
             count += frame.samples
-            if count > max_s * rate:
+            limit_s = min(max_s, MAX_SAMPLES / rate)
+            if count > limit_s * rate:
                 raise BadMedia(
-                    f"the sound lasts longer than {max_s:g} s, the limit; cut it, or raise max_audio_s of the server",
+                    f"the sound lasts longer than {limit_s:g} s, the limit at {rate} Hz; cut it, or raise max_audio_s of "
+                    f"the server (at most {MAX_SAMPLES} samples)",
                     param=param,
                 )
     if not count:
@@ -75,7 +81,7 @@ def audio_of(samples: np.ndarray, rate: int, *, param: str | None = None) -> Aud
     if peak > 1.0:  # float files and lossy decoders overshoot; scaling keeps the shape, clipping would distort it
         samples = samples / np.float32(peak)
     samples = np.ascontiguousarray(samples, dtype=np.float32)
-    key = hashlib.blake2b(samples.tobytes(), digest_size=16, salt=rate.to_bytes(8, "little"))
+    key = hashlib.blake2b(samples, digest_size=16, salt=rate.to_bytes(8, "little"))
     return Audio(samples=samples, rate=rate, key=key.digest())
 
 
@@ -96,7 +102,8 @@ def _mono(frame: AudioFrame) -> np.ndarray:
         by_channel = (by_channel.astype(np.float32) - 128) / 128
     elif by_channel.dtype.kind == "i":
         by_channel = by_channel / np.float64(2 ** (8 * by_channel.dtype.itemsize - 1))
-    return by_channel.mean(axis=0, dtype=np.float64).astype(np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused by `audio_of`, with its number
+        return by_channel.mean(axis=0, dtype=np.float64).astype(np.float32)
 
 
 # ---------------------------------------------------------------- rate

@@ -6,7 +6,7 @@ Knows demuxing and how damaged files end. Does not know samples or pixels; audio
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,16 +44,6 @@ def opened(data: bytes, *, param: str | None) -> Iterator[InputContainer]:
         yield container
 
 
-def audio_frames(container: InputContainer, stream: AudioStream, *, param: str | None) -> Iterator[AudioFrame]:
-    """Decoded frames in order; see `_frames`."""
-    return (frame for frame in _frames(container, stream, param=param) if isinstance(frame, AudioFrame))
-
-
-def video_frames(container: InputContainer, stream: VideoStream, *, param: str | None) -> Iterator[VideoFrame]:
-    """Decoded frames in the order they are shown, one at a time; see `_frames`."""
-    return (frame for frame in _frames(container, stream, param=param) if isinstance(frame, VideoFrame))
-
-
 def packets(container: InputContainer, stream: AudioStream | VideoStream) -> Iterator[Packet[Any]]:
     """The stream's packets. A file that is cut off ends there; the last packet is the empty one that flushes."""
     demuxed = container.demux(stream)
@@ -68,13 +58,23 @@ def packets(container: InputContainer, stream: AudioStream | VideoStream) -> Ite
         yield packet
 
 
+def audio_frames(stream: AudioStream, source: Iterable[Packet[Any]], *, param: str | None) -> Iterator[AudioFrame]:
+    """Decoded frames in order; see `_frames`."""
+    return (frame for frame in _frames(stream, source, param=param) if isinstance(frame, AudioFrame))
+
+
+def video_frames(stream: VideoStream, source: Iterable[Packet[Any]], *, param: str | None) -> Iterator[VideoFrame]:
+    """Decoded frames in the order they are shown, one at a time; see `_frames`."""
+    return (frame for frame in _frames(stream, source, param=param) if isinstance(frame, VideoFrame))
+
+
 def _frames(
-    container: InputContainer, stream: AudioStream | VideoStream, *, param: str | None
+    stream: AudioStream | VideoStream, source: Iterable[Packet[Any]], *, param: str | None
 ) -> Iterator[AudioFrame | VideoFrame]:
     """Decode packet by packet. Single damaged packets are left out, as every player does; a stream that is mostly
     damaged is something else under a media name, and raises BadMedia at its end."""
     good = damaged = 0
-    for packet in packets(container, stream):
+    for packet in source:
         try:
             frames = stream.decode(packet if packet.size else None)
         except FFmpegError:

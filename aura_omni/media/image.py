@@ -88,7 +88,7 @@ def _upright(image: Image.Image) -> Image.Image:
 def _rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):  # 16-bit grey: Pillow would clip it at 255
         values = np.asarray(image)
-        return Image.fromarray((np.clip(values, 0, 65_535) >> 8).astype(np.uint8), "L").convert("RGB")
+        return Image.fromarray((np.clip(values, 0, 65_535) >> 8).astype(np.uint8)).convert("RGB")
     if image.has_transparency_data:
         seen = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen).convert("RGB")

@@ -2,8 +2,8 @@
 
     clip = decode_video(data, fps=2.0, max_frames=128, max_pixels=50_000_000)    # flow.Video
 
-Two readings: the first looks at packets only and plans which times are wanted; the second decodes one frame at a time
-and keeps the frame nearest to each. The sound track is not used. Pixels are taken as square, as the model was trained.
+The packets are read first, which tells the times; then they are decoded one frame at a time, and only the frame nearest to
+each wanted time is kept. The sound track is not used. Pixels are taken as square, as the model was trained.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ CHUNK_FPS = 2.0  # frames per second that AURA watches
 
 # What one clip may cost, whatever its size in bytes: a still scene of hours compresses to almost nothing.
 MAX_DECODED_PIXELS = 20_000_000_000  # all frames of the file: five minutes of 1920x1080 at 30 frames per second
+MAX_PACKETS = 200_000  # of one track, whatever their size: an hour at 50 frames per second
 MAX_KEPT_PIXELS = 2**28  # the sampled frames together: 0.8 GB as RGB, 129 frames of 1920x1080
 
 
@@ -47,18 +48,18 @@ def decode_video(
     max_pixels is the limit of one frame. Raises BadMedia: unreadable, no video track, no frames, too large, too long.
     """
     with opened(data, param=param) as container:
-        plan = _plan(container, _track(container, max_pixels, param=param), max_frames, fps, param=param)
-    with opened(data, param=param) as container:
         stream = _track(container, max_pixels, param=param)
+        coded = _coded(container, stream, param=param)
+        plan = _plan(stream, coded, max_frames, fps, param=param)
         stream.thread_type = "AUTO"
         stream.codec_context.options = {"max_pixels": str(max_pixels)}  # the track may be larger than its header says
-        frames, times_s = _picked(container, stream, plan, max_pixels, param=param)
+        frames, times_s = _picked(stream, coded, plan, max_pixels, param=param)
     return video_of(frames, times_s, fps=plan.fps)
 
 
 def video_of(frames: np.ndarray, times_s: tuple[float, ...], *, fps: float, still: bool = False) -> Video:
     """Video from uint8 [n, h, w, 3] and n times in seconds, with its key."""
-    key = hashlib.blake2b(frames.tobytes(), digest_size=16)
+    key = hashlib.blake2b(frames.reshape(-1), digest_size=16)
     key.update(np.array([*frames.shape, *times_s], np.float64).tobytes())
     return Video(frames=frames, times_s=times_s, fps=fps, key=key.digest(), still=still)
 
@@ -83,6 +84,22 @@ def _check_size(width: int, height: int, max_pixels: int, *, param: str | None) 
         )
 
 
+def _coded(container: InputContainer, stream: VideoStream, *, param: str | None) -> list[Packet[Any]]:
+    """All packets of the track, undecoded: no more bytes than the file has."""
+    size = max(stream.codec_context.width * stream.codec_context.height, 1)
+    limit = min(MAX_PACKETS, MAX_DECODED_PIXELS // size)
+    coded: list[Packet[Any]] = []
+    for packet in packets(container, stream):
+        coded.append(packet)
+        if packet.size and len(coded) > limit:
+            raise BadMedia(
+                f"the video has more than {limit} frames, the most that this server decodes of {size} pixels each; "
+                "send a shorter or smaller clip",
+                param=param,
+            )
+    return coded
+
+
 # ---------------------------------------------------------------- which times
 
 
@@ -95,19 +112,13 @@ class _Plan:
     fps: float
 
 
-def _plan(container: InputContainer, stream: VideoStream, max_frames: int, fps: float, *, param: str | None) -> _Plan:
-    """From packet times alone: nothing is decoded, and container durations (absent in live recordings) are not used."""
+def _plan(stream: VideoStream, coded: list[Packet[Any]], max_frames: int, fps: float, *, param: str | None) -> _Plan:
+    """From packet times alone; container durations are not used, since live recordings have none."""
     base_s = float(_time_base_s(stream))
-    shown = [packet for packet in packets(container, stream) if packet.size and not packet.is_discard]
+    shown = [packet for packet in coded if packet.size and not packet.is_discard]
     if not shown:
         raise BadMedia("the video track has no frames", param=param)
     total, size = len(shown), stream.codec_context.width * stream.codec_context.height
-    if total * size > MAX_DECODED_PIXELS:
-        raise BadMedia(
-            f"the video has {total} frames of {size} pixels; this server decodes at most "
-            f"{MAX_DECODED_PIXELS // size} of that size; send a shorter or smaller clip",
-            param=param,
-        )
     times_s = sorted(base_s * _ticks(packet) for packet in shown)
     last_s = times_s[-1] - times_s[0]
     duration_s = last_s + _shown_s(shown, base_s, last_s)
@@ -145,12 +156,12 @@ def _shown_s(shown: list[Packet[Any]], base_s: float, last_s: float) -> float:
 
 
 def _picked(
-    container: InputContainer, stream: VideoStream, plan: _Plan, max_pixels: int, *, param: str | None
+    stream: VideoStream, coded: list[Packet[Any]], plan: _Plan, max_pixels: int, *, param: str | None
 ) -> tuple[np.ndarray, tuple[float, ...]]:
     """The planned frames uint8 [n, h, w, 3] and their times; only these are ever converted to RGB."""
     frames: np.ndarray | None = None
     times_s: list[float] = []
-    for frame, time_s in _nearest(_timed(video_frames(container, stream, param=param), _time_base_s(stream)), plan):
+    for frame, time_s in _nearest(_timed(video_frames(stream, coded, param=param), _time_base_s(stream)), plan):
         _check_size(frame.width, frame.height, max_pixels, param=param)
         if frames is None:
             width, height = frame.width, frame.height
