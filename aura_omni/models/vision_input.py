@@ -1,0 +1,186 @@
+"""Frames to the patches that the vision tower reads: size, resize, normalise, patchify.
+
+Knows uint8 frames and pixel limits. The reference resizes in uint8, so a float resize would be visibly off (up to 0.2 of
+the normalised range); both resizes here give the same bytes as PyTorch's uint8 bicubic kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+MAX_ASPECT_RATIO = 200
+BICUBIC = 3  # the published code of the filter (PIL's numbering)
+
+
+@dataclass(frozen=True, slots=True)
+class PixelRules:
+    """How a checkpoint wants its frames. Limits count the pixels of all frames of a medium together."""
+
+    min_pixels: int
+    max_pixels: int
+    patch: int
+    temporal_patch: int
+    merge: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @classmethod
+    def from_json(cls, preprocessor: Mapping[str, Any]) -> PixelRules:
+        """From preprocessor_config.json (images) or video_preprocessor_config.json (video).
+
+        Raises KeyError for a missing field and ValueError for another resize filter.
+        """
+        filter_code = preprocessor.get("resample", BICUBIC)
+        if filter_code != BICUBIC:
+            raise ValueError(f"resample is {filter_code}; only {BICUBIC} (bicubic) is supported")
+        size = preprocessor["size"]
+        return cls(
+            min_pixels=size["shortest_edge"],
+            max_pixels=size["longest_edge"],
+            patch=preprocessor["patch_size"],
+            temporal_patch=preprocessor["temporal_patch_size"],
+            merge=preprocessor["merge_size"],
+            mean=tuple(preprocessor["image_mean"]),
+            std=tuple(preprocessor["image_std"]),
+        )
+
+    @property
+    def factor(self) -> int:
+        """Sides are multiples of it: the pixels of one token."""
+        return self.patch * self.merge
+
+    def size(self, frames: int, height: int, width: int, *, still: bool) -> tuple[int, int]:
+        """(height, width) in pixels that a medium is resized to.
+
+        Sides shorter than one token are scaled up, in a video by both sides together (as transformers 5 does), in an image
+        by the lower pixel limit. Raises ValueError, with the numbers, for an aspect ratio above 200.
+        """
+        factor = self.factor
+        if still:
+            frames, counted = 1, 1
+        else:
+            frames = max(frames, self.temporal_patch)
+            counted = round(frames / self.temporal_patch) * self.temporal_patch
+            if min(height, width) < factor:
+                scale = max(factor / height, factor / width)
+                height, width = int(height * scale), int(width * scale)
+        ratio = max(height, width) / min(height, width)
+        if ratio > MAX_ASPECT_RATIO:
+            raise ValueError(f"{width}x{height} pixels is an aspect ratio of {ratio:.0f}; at most {MAX_ASPECT_RATIO}")
+        # Python's round is half-to-even, as the reference's: 720 becomes 704.
+        tall, wide = round(height / factor) * factor, round(width / factor) * factor
+        if counted * tall * wide > self.max_pixels:
+            shrink = math.sqrt(frames * height * width / self.max_pixels)
+            tall = max(factor, math.floor(height / shrink / factor) * factor)
+            wide = max(factor, math.floor(width / shrink / factor) * factor)
+        elif counted * tall * wide < self.min_pixels:
+            grow = math.sqrt(self.min_pixels / (frames * height * width))
+            tall = math.ceil(height * grow / factor) * factor
+            wide = math.ceil(width * grow / factor) * factor
+        return max(tall, factor), max(wide, factor)
+
+    def patches(self, frames: Tensor, size: tuple[int, int]) -> Tensor:
+        """frames uint8 [n, h, w, 3] RGB on any device -> float32 [groups, P, patch values], resized to `size` in pixels.
+
+        A last group that is not full repeats its last frame.
+        """
+        missing = -frames.shape[0] % self.temporal_patch
+        if missing:
+            frames = torch.cat((frames, frames[-1:].expand(missing, -1, -1, -1)))
+        pixels = resize(frames.permute(0, 3, 1, 2), size).float()
+        mean, std = (
+            torch.tensor(values, dtype=torch.float32, device=pixels.device)[:, None, None] * 255
+            for values in (self.mean, self.std)
+        )
+        return self._patchify((pixels - mean) / std)
+
+    def _patchify(self, pixels: Tensor) -> Tensor:
+        """[n, C, h, w] -> [groups, P, C x time x patch x patch]; the merge x merge patches of one token are neighbours."""
+        count, channels, height, width = pixels.shape
+        patch, merge, factor = self.patch, self.merge, self.factor
+        split = pixels.view(
+            count // self.temporal_patch,
+            self.temporal_patch,
+            channels,
+            height // factor,
+            merge,
+            patch,
+            width // factor,
+            merge,
+            patch,
+        )
+        group, time, channel, block_row, row, y, block_column, column, x = range(9)
+        ordered = split.permute(group, block_row, block_column, row, column, channel, time, y, x)
+        return ordered.reshape(split.shape[0], (height // patch) * (width // patch), -1)
+
+
+def resize(frames: Tensor, size: tuple[int, int]) -> Tensor:
+    """frames uint8 [n, C, h, w] -> uint8 [n, C, *size], bicubic with antialiasing; the same bytes on every device."""
+    if tuple(frames.shape[-2:]) == size:
+        return frames
+    if frames.device.type == "cpu":
+        return F.interpolate(frames, size, mode="bicubic", antialias=True, align_corners=False)
+    return resize_in_integers(frames, size)
+
+
+def resize_in_integers(frames: Tensor, size: tuple[int, int]) -> Tensor:
+    """PyTorch's uint8 bicubic resize, which exists for CPUs only, as two exact matrix products.
+
+    The CPU kernel filters the width, then the height, with weights rounded to 16-bit fixed point, and rounds to uint8 after
+    each. All sums stay far below 2**53, so float64 products are exact whatever the order and the matmul precision setting.
+    """
+    height, width = frames.shape[-2:]
+    rows = []
+    for frame in frames:  # one at a time: float64 copies of a large frame are 8 times its size
+        values = frame.double()
+        if width != size[1]:
+            weights, shift = _fixed_point_weights(width, size[1])
+            values = _rounded(values @ weights.to(frame.device).double().T, shift)
+        if height != size[0]:
+            weights, shift = _fixed_point_weights(height, size[0])
+            values = _rounded(weights.to(frame.device).double() @ values, shift)
+        rows.append(values.to(torch.uint8))
+    return torch.stack(rows)
+
+
+def _rounded(sums: Tensor, shift: int) -> Tensor:
+    return torch.floor(sums / 2**shift + 0.5).clamp(0, 255)
+
+
+@lru_cache(maxsize=8)
+def _fixed_point_weights(before: int, after: int) -> tuple[Tensor, int]:
+    """int16 [after, before] and the number of fraction bits in them."""
+    scale = before / after
+    stretch = max(scale, 1.0)
+    reach = 2.0 * stretch  # the cubic filter spans two samples to each side
+    weights = torch.zeros(after, before, dtype=torch.float64, device="cpu")
+    for place in range(after):
+        centre = scale * (place + 0.5)
+        first = max(int(centre - reach + 0.5), 0)
+        last = min(int(centre + reach + 0.5), before)
+        taps = [_cubic((j - centre + 0.5) / stretch) for j in range(first, last)]
+        total = sum(taps)
+        weights[place, first:last] = torch.tensor([tap / total for tap in taps], dtype=torch.float64)
+    largest = float(weights.max())
+    shift = 0
+    while shift < 22 and int(0.5 + largest * 2 ** (shift + 1)) < 2**15:
+        shift += 1
+    fixed = weights * 2**shift
+    return torch.trunc(fixed + torch.where(fixed < 0, -0.5, 0.5)).short(), shift
+
+
+def _cubic(x: float, a: float = -0.5) -> float:
+    x = abs(x)
+    if x < 1.0:
+        return ((a + 2.0) * x - (a + 3.0)) * x * x + 1
+    if x < 2.0:
+        return (((x - 5) * x + 8) * x - 4) * a
+    return 0.0
