@@ -1,0 +1,253 @@
+"""AURA: messages to the token ids of an answer, or of silence.
+
+    prompt = stage.prompt(messages)                        # any thread, no device
+    sequence = stage.sequence(prompt, SAMPLING, on_output=..., on_end=...)
+    reader = stage.reader(SAMPLING)                        # fed with what on_output gets
+
+Frames stay uint8 until a step needs their rows; then they are resized, cut into patches and encoded on the device, each
+pair of frames once. Rows found in the prefix cache never ask for theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aura_omni.engine.loader import Checkpoint
+from aura_omni.engine.sequence import Batch, FinishReason, Sequence
+from aura_omni.errors import CheckpointError
+from aura_omni.flow import Message, Sampling
+from aura_omni.models.layers import KeyValues
+from aura_omni.models.qwen3_vl import LAYOUT, Qwen3VL, VLConfig
+from aura_omni.models.vision_input import PixelRules
+from aura_omni.stages.aura_prompt import AuraPrompt, Group, Profile, PromptWriter, Visual
+from aura_omni.stages.silent import AnswerReader
+from aura_omni.stages.tokenizer import TextTokenizer
+
+SAMPLING = Sampling(temperature=0.5, max_tokens=256)
+
+ENCODED_PATCHES = 16_384  # of one call of the vision tower, which bounds its memory: 18 pairs of 640x352
+
+
+@dataclass(slots=True, eq=False)
+class _Seen:
+    """The prompt stays as long as the sequence, so that it can be prefilled again; features only while rows are missing.
+
+    features: group index -> [1 + K, rows, H], main and deepstack.
+    """
+
+    prompt: AuraPrompt
+    features: dict[int, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Need:
+    """Rows [first, stop) of a group, counted from its start, that are rows [row, ...) of the step."""
+
+    seen: _Seen
+    index: int
+    first: int
+    stop: int
+    row: int
+
+    @property
+    def group(self) -> Group:
+        return self.seen.prompt.groups[self.index]
+
+    @property
+    def visual(self) -> Visual:
+        return self.seen.prompt.visuals[self.group.visual]
+
+
+class AuraStage:
+    """An `engine.stage_model.StageModel`. `prompt` and `reader` may be called from any thread."""
+
+    penalise_prompt = True
+
+    def __init__(
+        self,
+        network: Qwen3VL,
+        tokenizer: TextTokenizer,
+        *,
+        video_rules: PixelRules,
+        image_rules: PixelRules,
+        profile: Profile,
+        max_model_len: int | None = None,
+    ) -> None:
+        """network: filled and prepared, on its device. max_model_len: tokens of prompt and answer; None: the model's own.
+
+        Raises CheckpointError when the tokenizer lacks a control token of the profile, `<|silent|>` above all.
+        """
+        self.network, self.tokenizer, self.profile = network, tokenizer, profile
+        self.max_model_len = min(max_model_len or network.config.max_positions, network.config.max_positions)
+        self._writer = PromptWriter(
+            tokenizer, profile, video_rules=video_rules, image_rules=image_rules, max_model_len=self.max_model_len
+        )
+        self.controls = self._writer.controls
+        self.decoder_config = network.config.text
+        weight = network.embed_tokens.weight
+        self.device, self.dtype = weight.device, weight.dtype
+        ends = (self.controls.silent, self.controls.im_end, self.controls.end_of_text)
+        self.stop_ids = frozenset(token for token in ends if token is not None)
+
+    @classmethod
+    def load(
+        cls,
+        checkpoint: Checkpoint,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        profile: Profile | None = None,
+        max_model_len: int | None = None,
+        max_video_pixels: int | None = None,
+    ) -> AuraStage:
+        """max_video_pixels: of all frames of a clip together; None: as the checkpoint says.
+
+        Raises CheckpointError naming what is missing, unused, misshaped or unsupported.
+        """
+        try:
+            config = VLConfig.from_json(checkpoint.json("config.json"))
+        except KeyError as error:
+            raise CheckpointError(f"config.json of checkpoint {checkpoint.name} lacks {error}") from error
+        except ValueError as error:
+            raise CheckpointError(f"config.json of checkpoint {checkpoint.name}: {error}") from error
+        video_rules = _pixel_rules(checkpoint, "video_preprocessor_config.json", config)
+        if max_video_pixels is not None:
+            video_rules = replace(video_rules, max_pixels=max_video_pixels)
+        image_rules = _pixel_rules(checkpoint, "preprocessor_config.json", config)
+        tokenizer = TextTokenizer.load(checkpoint)
+        if tokenizer.size > config.vocabulary:
+            raise CheckpointError(
+                f"checkpoint {checkpoint.name}: the tokenizer has {tokenizer.size} tokens, the model {config.vocabulary}"
+            )
+        with torch.device("meta"):
+            network = Qwen3VL(config)
+        checkpoint.load(network, LAYOUT, device=device, dtype=dtype)
+        return cls(
+            network,
+            tokenizer,
+            video_rules=video_rules,
+            image_rules=image_rules,
+            profile=profile or Profile(),
+            max_model_len=max_model_len,
+        )
+
+    def prompt(self, messages: Seq[Message], *, system_prompt: str | None = None) -> AuraPrompt:
+        """See `PromptWriter.write`."""
+        return self._writer.write(messages, system_prompt=system_prompt)
+
+    def sequence(
+        self,
+        prompt: AuraPrompt,
+        sampling: Sampling,
+        *,
+        on_output: Callable[[Any], None],
+        on_end: Callable[[FinishReason, Exception | None], None],
+    ) -> Sequence:
+        """on_output gets token ids, one at a time. The answer is at most what the context has room for."""
+        room = self.max_model_len - len(prompt.tokens)
+        return Sequence(
+            tokens=list(prompt.tokens),
+            sampling=replace(sampling, max_tokens=min(sampling.max_tokens, room)),
+            on_output=on_output,
+            on_end=on_end,
+            stop_ids=self.stop_ids,
+            media=prompt.media,
+            state=_Seen(prompt),
+        )
+
+    def reader(self, sampling: Sampling) -> AnswerReader:
+        return AnswerReader(self.tokenizer, silent_text=self.profile.silent_token, stop=sampling.stop)
+
+    # ------------------------------------------------------------ on the engine thread
+
+    def forward(self, batch: Batch, kv: KeyValues) -> Tensor:
+        needs = list(_needs(batch))
+        self._encode(needs)
+        x = self.network.embed_tokens(torch.tensor(batch.tokens(), device=self.device))
+        positions = torch.from_numpy(_positions(batch)).to(self.device)
+        if not needs:
+            return self.network.decoder(x, positions, kv)
+        features = torch.cat([need.seen.features[need.index][:, need.first : need.stop] for need in needs], dim=1)
+        rows = np.concatenate([np.arange(need.row, need.row + need.stop - need.first) for need in needs])
+        where = torch.from_numpy(rows).to(self.device)
+        x = x.index_copy(0, where, features[0])
+        hidden = self.network.decoder(x, positions, kv, list(features[1:]), where)
+        for need in needs:
+            if need.stop == need.group.length:
+                del need.seen.features[need.index]
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.network.head(hidden).float()
+
+    def advance(self, sequences: Seq[Sequence], hidden: Tensor, ids: Tensor) -> list[Any]:
+        return ids.tolist()
+
+    def _encode(self, needs: list[_Need]) -> None:
+        """Encode the groups that have no features yet, those of one size together."""
+        waiting: dict[tuple[Any, ...], list[_Need]] = {}
+        for need in needs:
+            if need.index not in need.seen.features:
+                visual = need.visual
+                alike = (visual.video.frames.shape[1:], visual.size, visual.rules)
+                waiting.setdefault(alike, []).append(need)
+        for (_, size, rules), alike_needs in waiting.items():
+            grid = (size[0] // rules.patch, size[1] // rules.patch)
+            at_once = max(1, ENCODED_PATCHES // (grid[0] * grid[1]))
+            for first in range(0, len(alike_needs), at_once):
+                some = alike_needs[first : first + at_once]
+                frames = np.concatenate(
+                    [need.visual.video.frames[need.visual.frame_numbers(need.group.number)] for need in some]
+                )
+                patches = rules.patches(torch.from_numpy(frames).to(self.device), size)
+                features = self.network.visual(patches.to(self.dtype), grid)
+                for number, need in enumerate(some):
+                    need.seen.features[need.index] = features[:, number]
+
+
+def _needs(batch: Batch) -> Iterator[_Need]:
+    """What the rows of the step need of the groups of their prompts, in row order."""
+    offset = 0
+    for sequence, start, count in zip(batch.sequences, batch.starts, batch.counts, strict=True):
+        seen: _Seen = sequence.state
+        if start < len(seen.prompt.tokens):
+            for index, group in enumerate(seen.prompt.groups):
+                first, stop = max(start, group.start), min(start + count, group.start + group.length)
+                if first < stop:
+                    yield _Need(seen, index, first - group.start, stop - group.start, offset + first - start)
+        offset += count
+
+
+def _positions(batch: Batch) -> np.ndarray:
+    """int32 [3, rows]: the prompt's own, then index + delta on all axes."""
+    parts = []
+    for sequence, start, count in zip(batch.sequences, batch.starts, batch.counts, strict=True):
+        prompt: AuraPrompt = sequence.state.prompt
+        parts.append(prompt.positions[:, start : start + count])
+        after = np.arange(max(start, len(prompt.tokens)), start + count, dtype=np.int32) + prompt.delta
+        parts.append(np.broadcast_to(after, (3, len(after))))
+    return np.concatenate(parts, axis=1)
+
+
+def _pixel_rules(checkpoint: Checkpoint, name: str, config: VLConfig) -> PixelRules:
+    try:
+        rules = PixelRules.from_json(checkpoint.json(name))
+    except KeyError as error:
+        raise CheckpointError(f"{name} of checkpoint {checkpoint.name} lacks {error}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{name} of checkpoint {checkpoint.name}: {error}") from error
+    vision = config.vision
+    if (rules.patch, rules.temporal_patch, rules.merge) != (vision.patch, vision.temporal_patch, vision.merge):
+        raise CheckpointError(
+            f"{name} of checkpoint {checkpoint.name} has patch, temporal and merge sizes "
+            f"{rules.patch}, {rules.temporal_patch}, {rules.merge}; its config.json has "
+            f"{vision.patch}, {vision.temporal_patch}, {vision.merge}"
+        )
+    return rules

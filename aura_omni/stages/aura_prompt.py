@@ -1,0 +1,354 @@
+"""AURA's prompt: messages to token ids, the rows that are video, and the three position rows.
+
+Knows ids, frame sizes and times; touches no pixel and no device, so it may run on any thread.
+
+A message is `<|im_start|>` role, its content, `<|im_end|>`. In it video and images come first, each pair of frames as
+`<0.2 seconds><|vision_start|>` pads `<|vision_end|>`, then the texts joined by newlines. This is the layout of
+transformers 4.57, with which AURA was trained; later versions put another pair of vision tokens around the whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+
+from aura_omni.engine.sequence import MediaSpan
+from aura_omni.errors import BadMedia, BadRequest, CheckpointError, PromptTooLong
+from aura_omni.flow import SILENT_TEXT, Message, Text, Video
+from aura_omni.models.vision_input import PixelRules
+from aura_omni.stages.tokenizer import TextTokenizer
+
+SHORT_TEXT = 64  # characters; role headers and time stamps return in every round, so their ids are remembered
+
+
+def live_system_prompt(language: str | None = None) -> str:
+    """What AURA was trained with, word for word; language adds a closing sentence, for example "Chinese"."""
+    text = (
+        "You are receiving a live video stream where the final frame is the present moment. "
+        "Respond only when a response is needed based on the user's message or the visual context. "
+        f"Otherwise, output '{SILENT_TEXT}' to signify silence."
+    )
+    return text if language is None else f"{text} Respond in {language}."
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """How one model family wants its prompt and shows its silence.
+
+    spelling          newline: as the published chat template, a newline after the role and after `<|im_end|>`.
+                      bare: none anywhere, as AURA's own live server writes it
+    silent_token      the marker; None: the model has none, and only an empty answer is a silent one
+    system_prompt     of conversations that bring none
+    assistant_prefix  what follows the header of the answer: control tokens and texts, for example an empty think block
+    """
+
+    spelling: Literal["newline", "bare"] = "newline"
+    silent_token: str | None = SILENT_TEXT
+    system_prompt: str = live_system_prompt()
+    assistant_prefix: tuple[str, ...] = ()
+
+    @property
+    def newline(self) -> str:
+        return "\n" if self.spelling == "newline" else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Controls:
+    """Ids of the tokens that text can never spell."""
+
+    im_start: int
+    im_end: int
+    vision_start: int
+    vision_end: int
+    image_pad: int
+    video_pad: int
+    end_of_text: int | None
+    silent: int | None
+
+    @classmethod
+    def of(cls, tokenizer: TextTokenizer, profile: Profile) -> Controls:
+        """By name. Raises CheckpointError naming the one that the tokenizer lacks."""
+        silent = None
+        if profile.silent_token is not None:
+            silent = tokenizer.find(profile.silent_token)
+            if silent is None:
+                raise CheckpointError(
+                    f"the tokenizer has no token {profile.silent_token!r}, so this model could never be silent. "
+                    "Give an AURA checkpoint, or a profile whose silent_token is None."
+                )
+        return cls(
+            im_start=tokenizer.id("<|im_start|>"),
+            im_end=tokenizer.id("<|im_end|>"),
+            vision_start=tokenizer.id("<|vision_start|>"),
+            vision_end=tokenizer.id("<|vision_end|>"),
+            image_pad=tokenizer.id("<|image_pad|>"),
+            video_pad=tokenizer.id("<|video_pad|>"),
+            end_of_text=tokenizer.find("<|endoftext|>"),
+            silent=silent,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Visual:
+    """One medium of a prompt. size is (height, width) in pixels after resizing; frames are the source's, untouched."""
+
+    video: Video
+    size: tuple[int, int]
+    rules: PixelRules
+
+    @property
+    def groups(self) -> int:
+        return -(-len(self.video.frames) // self.rules.temporal_patch)
+
+    @property
+    def cells(self) -> tuple[int, int]:
+        """(height, width) in tokens of each group."""
+        return self.size[0] // self.rules.factor, self.size[1] // self.rules.factor
+
+    def frame_numbers(self, group: int) -> list[int]:
+        """Of the frames in a group; the last frame fills up a group that is not full."""
+        first = group * self.rules.temporal_patch
+        last = len(self.video.frames) - 1
+        return [min(number, last) for number in range(first, first + self.rules.temporal_patch)]
+
+    def time_s(self, group: int) -> float:
+        """The middle of a group's first and last frame, from the start of the clip."""
+        numbers = self.frame_numbers(group)
+        return (self.video.times_s[numbers[0]] + self.video.times_s[numbers[-1]]) / 2
+
+    def key(self, group: int) -> bytes:
+        """Identifies the features of a group: content and everything that shapes its pixels."""
+        options = (group, self.size, self.video.still, self.rules.mean, self.rules.std)
+        return hashlib.blake2b(self.video.key + repr(options).encode(), digest_size=16).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rows [start, start + length) of a prompt are temporal group `number` of visuals[visual]."""
+
+    start: int
+    length: int
+    visual: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AuraPrompt:
+    """positions int32 [3, len(tokens)] are T, H, W; a later row's are its index + delta, on all three."""
+
+    tokens: list[int]
+    visuals: tuple[Visual, ...]
+    groups: tuple[Group, ...]
+    positions: np.ndarray
+    delta: int
+
+    @property
+    def media(self) -> tuple[MediaSpan, ...]:
+        return tuple(
+            MediaSpan(group.start, group.length, self.visuals[group.visual].key(group.number)) for group in self.groups
+        )
+
+    @property
+    def video_tokens(self) -> int:
+        """Rows that are pixels, of videos and images."""
+        return sum(group.length for group in self.groups)
+
+    @property
+    def text_tokens(self) -> int:
+        return len(self.tokens) - self.video_tokens
+
+
+class PromptWriter:
+    """Turns messages into prompts. Thread-safe.
+
+    max_model_len  tokens of prompt and answer together
+    """
+
+    def __init__(
+        self,
+        tokenizer: TextTokenizer,
+        profile: Profile,
+        *,
+        video_rules: PixelRules,
+        image_rules: PixelRules,
+        max_model_len: int,
+    ) -> None:
+        self.controls = Controls.of(tokenizer, profile)
+        self._tokenizer, self._profile = tokenizer, profile
+        self._video_rules, self._image_rules = video_rules, image_rules
+        self._max_model_len = max_model_len
+        self._remembered = lru_cache(maxsize=4096)(lambda text: tuple(tokenizer.encode(text)))
+
+    def write(self, messages: Sequence[Message], *, system_prompt: str | None = None) -> AuraPrompt:
+        """Messages without Audio parts (transcripts are texts by now) to a prompt that ends where the answer starts.
+
+        The system turn is `system_prompt`, followed by the text of a system message if the messages start with one;
+        without either it is the profile's.
+        Raises BadMedia for frames of an impossible shape, BadRequest for pictures that are not the user's, PromptTooLong.
+        """
+        draft = _Draft(self._encode)
+        opening = [] if system_prompt is None else [system_prompt]
+        if messages and messages[0].role == "system":
+            opening += _texts(messages[0])
+            self._refuse_pictures(messages[0])
+            messages = messages[1:]
+        elif not opening:
+            opening = [self._profile.system_prompt]
+        self._open(draft, "system")
+        self._marked(draft, "\n".join(opening))
+        self._close(draft)
+        for message in messages:
+            self._message(draft, message)
+        self._open(draft, "assistant")
+        for piece in self._profile.assistant_prefix:
+            control = self._tokenizer.find(piece)
+            if control is None:
+                draft.text(piece)
+            else:
+                draft.control(control)
+        return self._finished(draft)
+
+    def _message(self, draft: _Draft, message: Message) -> None:
+        self._open(draft, message.role)
+        text = "\n".join(_texts(message))
+        if message.role == "user":
+            for part in message.parts:
+                if isinstance(part, Video):
+                    self._picture(draft, part)
+            draft.text(text)
+        else:
+            self._refuse_pictures(message)
+            if message.role == "system":
+                self._marked(draft, text)
+            elif text == self._profile.silent_token and self.controls.silent is not None:
+                draft.control(self.controls.silent)
+            else:
+                # Encoded apart from the header, as it was generated, so that the prefix cache knows it again.
+                draft.flush()
+                draft.text(text)
+        self._close(draft)
+
+    def _open(self, draft: _Draft, role: str) -> None:
+        draft.control(self.controls.im_start)
+        draft.text(role + self._profile.newline)
+
+    def _close(self, draft: _Draft) -> None:
+        draft.control(self.controls.im_end)
+        draft.text(self._profile.newline)
+
+    def _marked(self, draft: _Draft, text: str) -> None:
+        """Instructions name the marker, and the model has learnt them with the token itself in that place."""
+        if self.controls.silent is None or self._profile.silent_token is None:
+            draft.text(text)
+            return
+        before, *rest = text.split(self._profile.silent_token)
+        draft.text(before)
+        for after in rest:
+            draft.control(self.controls.silent)
+            draft.text(after)
+
+    def _picture(self, draft: _Draft, video: Video) -> None:
+        rules = self._image_rules if video.still else self._video_rules
+        count, height, width, _ = video.frames.shape
+        try:
+            size = rules.size(count, height, width, still=video.still)
+        except ValueError as error:
+            raise BadMedia(
+                f"{'the image' if video.still else 'the video'} cannot be shown to the model: {error}"
+            ) from error
+        visual = Visual(video, size, rules)
+        pad = self.controls.image_pad if video.still else self.controls.video_pad
+        for number in range(visual.groups):
+            if not video.still:
+                draft.text(f"<{visual.time_s(number):.1f} seconds>")
+            draft.control(self.controls.vision_start)
+            draft.pads(pad, visual, number)
+            draft.control(self.controls.vision_end)
+
+    def _refuse_pictures(self, message: Message) -> None:
+        if any(isinstance(part, Video) for part in message.parts):
+            raise BadRequest(f"a {message.role} message has a video or image; only user messages can have them")
+
+    def _encode(self, text: str) -> Iterable[int]:
+        return self._remembered(text) if len(text) <= SHORT_TEXT else self._tokenizer.encode(text)
+
+    def _finished(self, draft: _Draft) -> AuraPrompt:
+        draft.flush()
+        positions, delta = mrope_positions(len(draft.ids), draft.groups, [visual.cells for visual in draft.visuals])
+        prompt = AuraPrompt(draft.ids, tuple(draft.visuals), tuple(draft.groups), positions, delta)
+        if len(prompt.tokens) >= self._max_model_len:
+            image = sum(group.length for group in prompt.groups if prompt.visuals[group.visual].video.still)
+            raise PromptTooLong(
+                f"the prompt is {len(prompt.tokens):,} tokens ({prompt.video_tokens - image:,} of video, {image:,} of images, "
+                f"{prompt.text_tokens:,} of text including what was heard); this model takes {self._max_model_len - 1:,} "
+                "and one for the answer. Send fewer or smaller frames or less text, or raise max_model_len."
+            )
+        return prompt
+
+
+class _Draft:
+    """Ids written so far. Text between two control tokens is encoded as one string, as the reference does."""
+
+    def __init__(self, encode: Callable[[str], Iterable[int]]) -> None:
+        self._encode = encode
+        self._pending = ""
+        self.ids: list[int] = []
+        self.visuals: list[Visual] = []
+        self.groups: list[Group] = []
+
+    def text(self, text: str) -> None:
+        self._pending += text
+
+    def flush(self) -> None:
+        if self._pending:
+            self.ids.extend(self._encode(self._pending))
+            self._pending = ""
+
+    def control(self, token: int) -> None:
+        self.flush()
+        self.ids.append(token)
+
+    def pads(self, pad: int, visual: Visual, number: int) -> None:
+        if number == 0:
+            self.visuals.append(visual)
+        rows = visual.cells[0] * visual.cells[1]
+        self.groups.append(Group(len(self.ids), rows, len(self.visuals) - 1, number))
+        self.ids.extend([pad] * rows)
+
+
+def mrope_positions(length: int, groups: Sequence[Group], cells: Sequence[tuple[int, int]]) -> tuple[np.ndarray, int]:
+    """(positions int32 [3, length] of T, H, W; delta: what a later row adds to its index).
+
+    Text advances all three by one. A group of h x w tokens keeps T, counts H by rows and W by columns from where it
+    starts, and what follows continues max(h, w) later. cells: (h, w) of each visual.
+    """
+    positions = np.empty((3, length), dtype=np.int32)
+    row = position = 0
+    for group in groups:
+        text = group.start - row
+        positions[:, row : group.start] = np.arange(position, position + text)
+        position += text
+        height, width = cells[group.visual]
+        row = group.start + group.length
+        positions[0, group.start : row] = position
+        positions[1, group.start : row] = np.repeat(np.arange(position, position + height), width)
+        positions[2, group.start : row] = np.tile(np.arange(position, position + width), height)
+        position += max(height, width)
+    positions[:, row:] = np.arange(position, position + length - row)
+    return positions, position - row
+
+
+def _texts(message: Message) -> list[str]:
+    texts = []
+    for part in message.parts:
+        if isinstance(part, Text):
+            if part.text:
+                texts.append(part.text)
+        elif not isinstance(part, Video):
+            raise TypeError(f"{type(part).__name__} in a prompt of AURA: what was said must have become text before")
+    return texts
