@@ -94,7 +94,7 @@ class AnswerReader:
 
 
 class _Cleaner:
-    """Takes markers and think blocks out of a text that arrives in pieces, also those that removing another one creates."""
+    """Takes markers and think blocks out of a text in pieces, also those that come into being when another one is taken out."""
 
     def __init__(self, markers: Iterable[str]) -> None:
         self._tags = (*markers, THINK, END_THINK)
@@ -115,8 +115,11 @@ class _Cleaner:
                 self.held, text = self.held[:at], self.held[at + len(tag) :]
                 if tag == THINK:
                     self._thought = ""
-        keep = _open(self.held, self._tags)
-        ready, self.held = self.held[: len(self.held) - keep], self.held[len(self.held) - keep :]
+        start = len(self.held)
+        # Not only the last start of a tag: when that tag is complete and gone, the one before may go on ("<|sil<think>").
+        while size := _open(self.held[:start], self._tags):
+            start -= size
+        ready, self.held = self.held[:start], self.held[start:]
         return ready
 
     def end(self) -> str:
