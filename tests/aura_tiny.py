@@ -62,14 +62,16 @@ def config_json(*, tied: bool = False, **vision: Any) -> dict[str, Any]:
 
 
 def randomise(module: torch.nn.Module, seed: int = 0) -> None:
-    """Norm weights 1 + 0.2n, other vectors 0.1n, matrices scaled to keep the variance."""
+    """Norm weights 1 + 0.2n, other vectors 0.1n, matrices scaled to keep the variance, embeddings 0.2n."""
     noise = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in sorted(module.named_parameters()):
             values = torch.randn(weight.shape, generator=noise)
             if weight.dim() == 1:
                 values = 1 + 0.2 * values if name.endswith("weight") else 0.1 * values
-            elif "embed" not in name or weight.dim() > 2:
+            elif "embed" in name and weight.dim() == 2:
+                values = 0.2 * values
+            else:
                 values = values / weight[0].numel() ** 0.5
             weight.copy_(values)
 
