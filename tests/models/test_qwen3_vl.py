@@ -10,8 +10,9 @@ import torch
 
 from aura_omni.models.layers import DenseKV, Rope
 from aura_omni.models.qwen3 import DecoderConfig, DecoderLayer
-from aura_omni.models.qwen3_vl import VisionConfig, VisionTower, VLConfig
-from aura_omni.models.weights import Layout, from_published
+from aura_omni.models.qwen3_vl import LAYOUT, Qwen3VL, VisionConfig, VisionTower, VLConfig
+from aura_omni.models.weights import Layout, from_published, slots
+from aura_omni.nano.published import AURA_TOKENS, CONTROL_TOKENS, PLAIN_ADDED_TOKENS, TRUE, aura_files
 from tests.aura_tiny import config_json, network, randomise, reference
 
 CLOSE = 2e-5
@@ -81,6 +82,17 @@ def test_an_architecture_that_computes_something_else_is_refused(section: str, n
     config[section][name] = value
     with pytest.raises(ValueError, match=r"must|only|is not"):
         VLConfig.from_json(config)
+
+
+def test_the_published_dimensions_have_the_published_size() -> None:
+    names = {name: number for number, name in enumerate((*CONTROL_TOKENS, *PLAIN_ADDED_TOKENS, *AURA_TOKENS))}
+    config = VLConfig.from_json(aura_files(TRUE, names, 151936)["config.json"])
+    with torch.device("meta"):
+        built = Qwen3VL(config)
+    assert sum(weight.numel() for weight in built.parameters()) == 8_767_123_696
+    published = [slot.published for slot in slots(built, LAYOUT)]
+    assert len(set(published)) == 750
+    assert {name.split(".")[0] for name in published} == {"model", "lm_head"}
 
 
 @pytest.mark.reference

@@ -48,9 +48,8 @@ def aura() -> AuraStage:
     return stage()
 
 
-def expected(aura: AuraStage, prompt: Any, config: dict[str, Any], new: int) -> tuple[torch.Tensor, list[int]]:
-    """The reference's logits [length, V] of the prompt, and its next ids."""
-    model = reference(config, aura.network)
+def inputs_of(aura: AuraStage, prompt: Any) -> dict[str, torch.Tensor]:
+    """The prompt as the reference takes it."""
     ids = torch.tensor([prompt.tokens])
     kinds = (ids == aura.controls.image_pad).int() + 2 * (ids == aura.controls.video_pad).int()
     inputs: dict[str, torch.Tensor] = {"input_ids": ids, "mm_token_type_ids": kinds}
@@ -63,10 +62,7 @@ def expected(aura: AuraStage, prompt: Any, config: dict[str, Any], new: int) -> 
             patches = [visual.rules.patches(torch.from_numpy(visual.video.frames), visual.size) for visual in visuals]
             inputs[pixels] = torch.cat([part.flatten(0, 1) for part in patches])
             inputs[grid] = torch.tensor([[v.groups, v.size[0] // 16, v.size[1] // 16] for v in visuals])
-    with torch.inference_mode():
-        logits = model(**inputs).logits[0]
-        out = model.generate(**inputs, max_new_tokens=new, min_new_tokens=new, do_sample=False, eos_token_id=None)
-    return logits, out[0, len(prompt.tokens) :].tolist()
+    return inputs
 
 
 @pytest.mark.reference
@@ -75,16 +71,39 @@ def expected(aura: AuraStage, prompt: Any, config: dict[str, Any], new: int) -> 
     [({}, False), ({"hidden_size": 144, "num_heads": 2}, True)],
     ids=["own head", "tied, vision heads of 72"],
 )
-def test_logits_and_greedy_ids_equal_the_reference(vision: dict[str, Any], tied: bool) -> None:
+def test_rows_logits_and_greedy_ids_equal_the_reference(vision: dict[str, Any], tied: bool) -> None:
     config = config_json(tied=tied, **vision)
     aura = stage(config)
     prompt = aura.prompt(CHAT)
-    logits, ids = expected(aura, prompt, config, 64)
+    model, inputs = reference(config, aura.network), inputs_of(aura, prompt)
+    with torch.inference_mode():
+        rows = model.model(**inputs).last_hidden_state[0]
+        logits = model.lm_head(rows)
+        out = model.generate(**inputs, max_new_tokens=64, min_new_tokens=64, do_sample=False, eos_token_id=None)
+    ids = out[0, len(prompt.tokens) :].tolist()
     kv, sequence = PlainKV(), sequence_of(aura, prompt)
     hidden = forward(aura, kv, (sequence, 0, sequence.length))
+    torch.testing.assert_close(hidden, rows, atol=CLOSE, rtol=0)
     torch.testing.assert_close(aura.logits(hidden), logits, atol=CLOSE, rtol=0)
     assert greedy(aura, kv, sequence, hidden, 64) == ids
     assert tied or len(set(ids)) > 3  # a random tied head repeats what it reads
+
+
+@pytest.mark.reference
+def test_bfloat16_is_no_further_from_float32_than_the_references_own() -> None:
+    config = config_json()
+    exact, half = stage(config), stage(config)
+    half.network.bfloat16()
+    half.dtype = torch.bfloat16
+    prompt = exact.prompt(CHAT)
+    model = reference(config, exact.network).bfloat16()
+    with torch.inference_mode():
+        theirs = model.model(**inputs_of(exact, prompt)).last_hidden_state[0].float()
+    want, found = (
+        forward(aura, PlainKV(), (sequence_of(aura, prompt), 0, len(prompt.tokens))).float() for aura in (exact, half)
+    )
+    own = (theirs - want).square().mean().sqrt()
+    assert (found - want).square().mean().sqrt() < 1.2 * own
 
 
 def test_a_prefill_cut_anywhere_equals_the_whole(aura: AuraStage) -> None:
