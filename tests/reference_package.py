@@ -33,6 +33,6 @@ def import_qwen_tts() -> types.ModuleType:
 def _unscaled(config: Any, device: Any = None, **_: Any) -> tuple[torch.Tensor, float]:
     """The published frequencies base ** (-2i / head_dim), wherever a configuration keeps its base."""
     rope = getattr(config, "rope_parameters", None) or {}
-    base = rope["rope_theta"] if "rope_theta" in rope else config.rope_theta
+    base = rope.get("rope_theta") or config.rope_theta
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return 1.0 / base ** (torch.arange(0, size, 2, device=device).float() / size), 1.0

@@ -98,11 +98,12 @@ def test_wrong_configuration_ends_with_one_line_and_status_1(capsys):
     assert error.count("\n") == 1
 
 
-def test_serve_hands_the_configuration_to_the_server(monkeypatch):
+def test_serve_hands_the_configuration_to_the_server(monkeypatch, tmp_path):
     served = []
-    monkeypatch.setitem(sys.modules, "aura_omni.server.app", types.SimpleNamespace(run=served.append))
-    assert cli.main(["serve", "--port", "0"]) == 0
-    assert [config.port for config in served] == [0]
+    monkeypatch.setattr("aura_omni.server.app.run", lambda config, load: served.append(config))
+    assert cli.main(["serve", "--port", "0", "--api-key", "k", "--allowed-local-media-path", str(tmp_path)]) == 0
+    (config,) = served
+    assert (config.port, config.api_keys, config.media.allowed_local_path) == (0, ("k",), tmp_path)
 
 
 def test_tiny_hands_the_folder_to_its_writer(monkeypatch, tmp_path, capsys):

@@ -111,12 +111,8 @@ class AuraStage:
 
         Raises CheckpointError naming what is missing, unused, misshaped or unsupported.
         """
-        try:
-            config = VLConfig.from_json(checkpoint.json("config.json"))
-        except KeyError as error:
-            raise CheckpointError(f"config.json of checkpoint {checkpoint.name} lacks {error}") from error
-        except ValueError as error:
-            raise CheckpointError(f"config.json of checkpoint {checkpoint.name}: {error}") from error
+        network = cls.network_of(checkpoint)
+        config = network.config
         video_rules = _pixel_rules(checkpoint, "video_preprocessor_config.json", config)
         if max_video_pixels is not None:
             video_rules = replace(video_rules, max_pixels=max_video_pixels)
@@ -126,8 +122,6 @@ class AuraStage:
             raise CheckpointError(
                 f"checkpoint {checkpoint.name}: the tokenizer has {tokenizer.size} tokens, the model {config.vocabulary}"
             )
-        with torch.device("meta"):
-            network = Qwen3VL(config)
         checkpoint.load(network, LAYOUT, device=device, dtype=dtype)
         return cls(
             network,
@@ -137,6 +131,13 @@ class AuraStage:
             profile=profile or Profile(),
             max_model_len=max_model_len,
         )
+
+    @staticmethod
+    def network_of(checkpoint: Checkpoint) -> Qwen3VL:
+        """The network that its configuration describes, on the meta device."""
+        config = checkpoint.parse(VLConfig.from_json)
+        with torch.device("meta"):
+            return Qwen3VL(config)
 
     def prompt(self, messages: Seq[Message], *, system_prompt: str | None = None) -> AuraPrompt:
         """See `PromptWriter.write`."""

@@ -86,7 +86,7 @@ class AnswerReader:
         if self.decision == "speak":
             return text
         self._held = (self._held + text).lstrip()
-        if not _speakable(self._held):
+        if not speakable(self._held):
             return ""
         self.decision = "speak"
         text, self._held = self._held, ""
@@ -168,11 +168,11 @@ def _open(text: str, words: Iterable[str]) -> int:
     )
 
 
-def _speakable(text: str) -> bool:
+def speakable(text: str) -> bool:
     """Whether it holds a letter, digit or character of any script."""
     return any(unicodedata.category(character)[0] in "LN" for character in text)
 
 
 def _shows(text: str) -> bool:
     """Whether it holds anything beyond white space and punctuation. An emoji counts: it is an answer, though unspoken."""
-    return _speakable(text) or any(unicodedata.category(mark) == "So" and mark != "\ufffd" for mark in text)
+    return speakable(text) or any(unicodedata.category(mark) == "So" and mark != "\ufffd" for mark in text)

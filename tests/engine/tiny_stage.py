@@ -39,6 +39,7 @@ class TinyStage:
             head_dim=16,
             rms_eps=1e-6,
             rope_theta=1e4,
+            max_positions=1024,
             mrope_section=(4, 2, 2) if mrope else None,
         )
         self.device, self.dtype = torch.device(device), dtype

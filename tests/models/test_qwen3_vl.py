@@ -124,7 +124,7 @@ def test_one_decoder_layer_of_the_published_size_equals_the_reference() -> None:
 
     sizes = {
         "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 1, "num_attention_heads": 32,
-        "num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-6, "vocab_size": 8, "hidden_act": "silu",
+        "num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-6, "vocab_size": 8, "max_position_embeddings": 262144, "hidden_act": "silu",
         "rope_parameters": {
             "rope_type": "default", "rope_theta": 5_000_000, "mrope_section": [24, 20, 20], "mrope_interleaved": True,
         },

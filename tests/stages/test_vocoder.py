@@ -429,5 +429,5 @@ def test_a_codec_we_cannot_honour_is_refused_by_name(folder: Path, change: dict[
 def test_a_missing_field_is_named(folder: Path) -> None:
     config = {name: value for name, value in TINY.items() if name != "decoder_config"}
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match="lacks .decoder_config"):
+    with pytest.raises(CheckpointError, match=r"lacks .decoder_config"):
         load(Checkpoint.find(str(folder)), device=torch.device("cpu"), dtype=torch.float32)

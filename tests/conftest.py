@@ -1,0 +1,14 @@
+"""What all tests share: threads for small models, and which tests this machine can run."""
+
+import pytest
+import torch
+
+# The models of the tests are so small that a second thread only costs.
+torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device; run `pytest -m gpu` on one"))
