@@ -36,7 +36,8 @@ def config(tts: str = "tts_custom_voice", *, pipeline: str = "nano.yaml", **stag
     names = ("asr", "aura", "talker", "code2wav") if pipeline == "nano.yaml" else ("talker", "code2wav")
     folders = {"asr": "asr", "aura": "aura", "talker": tts, "code2wav": tts}
     overrides = {
-        str(number): {"model": str(family() / folders[name]), **stages.get(name, {})} for number, name in enumerate(names)
+        str(number): {"model": str(family() / folders[name]), **stages.get(name, {})}
+        for number, name in enumerate(names)
     }
     return load(Options(deploy_config=pipeline, stage_overrides=json.dumps(overrides)), environ={}, platform="cpu")
 
