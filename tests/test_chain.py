@@ -335,7 +335,7 @@ def test_text_to_sound_equals_the_reference(case: str, family: Path, tmp_path: P
     name, voice, options = VOICES[case]
     if name == "tts_base":
         voice = replace(voice, ref_audio=recording())
-        options["ref_audio"] = (recording().samples, recording().rate)
+        options = {**options, "ref_audio": (recording().samples, recording().rate)}
     text = "I see a red circle, and the blue one moves."
     spoken = Mouth(family / name).speak(text, frames=FRAMES, **options)
     with served(tmp_path, SPEECH, tts=family / name) as watched:
