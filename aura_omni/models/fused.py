@@ -88,8 +88,9 @@ def _silu_mul_kernel(gate_up_ptr, out_ptr, size, BLOCK: tl.constexpr):
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """gate_up [N, 2 I] contiguous -> silu(gate) * up [N, I]."""
-    rows, size = gate_up.shape[0], gate_up.shape[1] // 2
-    out = gate_up.new_empty(rows, size)
-    _silu_mul_kernel[(rows, triton.cdiv(size, 1024))](gate_up, out, size, BLOCK=1024)
+    """gate_up [..., 2 I] -> silu(gate) * up [..., I]."""
+    gate_up = gate_up.contiguous()
+    size = gate_up.shape[-1] // 2
+    out = gate_up.new_empty(*gate_up.shape[:-1], size)
+    _silu_mul_kernel[(out.numel() // size, triton.cdiv(size, 1024))](gate_up, out, size, BLOCK=1024)
     return out
