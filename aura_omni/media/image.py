@@ -13,6 +13,7 @@ from PIL import Image, ImageOps
 
 from aura_omni.errors import BadMedia
 from aura_omni.flow import Video
+from aura_omni.media.budget import Budget
 from aura_omni.media.video import CHUNK_FPS, video_of
 
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "AVIF")
@@ -34,11 +35,11 @@ _UNREADABLE = (
 )
 
 
-def decode_image(data: bytes, *, max_pixels: int, param: str | None = None) -> Video:
+def decode_image(data: bytes, *, max_pixels: int, budget: Budget | None = None, param: str | None = None) -> Video:
     """The picture in `data`; of an animation the first frame.
 
     EXIF orientation (all eight values) is applied and dropped. Transparent pixels are laid on white. 16-bit grey keeps
-    its upper 8 bits. max_pixels is checked before the pixels are decoded.
+    its upper 8 bits. max_pixels and the budget are checked before the pixels are decoded.
     Raises BadMedia: empty, unknown or unsupported format (named), damaged or cut off, too large.
     """
     if not data:
@@ -61,9 +62,11 @@ def decode_image(data: bytes, *, max_pixels: int, param: str | None = None) -> V
         if width * height > max_pixels:
             raise BadMedia(
                 f"the picture has {width} x {height} = {width * height} pixels, more than the limit of {max_pixels}; "
-                "send a smaller one, or raise max_pixels of the server",
+                "send a smaller one, or raise media.max_pixels in the deploy file",
                 param=param,
             )
+        if budget is not None:
+            budget.take("pixels", width * height, param=param)
         try:
             image.load()
         except _UNREADABLE:

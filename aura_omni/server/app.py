@@ -20,6 +20,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from aura_omni import __version__
+from aura_omni.config.config import DEFAULT_HOST, DEFAULT_MAX_BODY_BYTES, DEFAULT_PARTS, DEFAULT_PORT
 from aura_omni.errors import ConfigError, ModelNotFound, Unavailable
 from aura_omni.media.fetch import MediaPolicy
 from aura_omni.server import chat, errors
@@ -40,12 +41,12 @@ class ServerConfig:
     media_limits     most "audio", "image" and "video" parts in one request; a kind that is not named has no limit
     """
 
-    host: str = "127.0.0.1"
-    port: int = 8091
+    host: str = DEFAULT_HOST
+    port: int = DEFAULT_PORT
     api_keys: tuple[str, ...] = ()
-    max_body_bytes: int = 160 * 2**20
+    max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     media: MediaPolicy = field(default_factory=MediaPolicy)
-    media_limits: Mapping[str, int] = field(default_factory=dict)
+    media_limits: Mapping[str, int] = field(default_factory=lambda: dict(DEFAULT_PARTS))
 
 
 def create_app(config: ServerConfig, pipeline: Pipeline) -> FastAPI:

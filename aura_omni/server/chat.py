@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from aura_omni.errors import BadRequest, ModelNotFound, Unavailable, UnsupportedOption
 from aura_omni.flow import Ended, StageName, TurnRequest
 from aura_omni.media.audio import AudioFormat
+from aura_omni.media.budget import Budget
 from aura_omni.server.completion import Heard, Wanted, completion, failure
 from aura_omni.server.errors import error_line
 from aura_omni.server.parts import MediaReader
@@ -122,12 +123,12 @@ async def turn_request(
     """Everything that can be refused without media is refused before any medium is fetched."""
     sampling = stage_sampling(body, stages)
     asked = voice_request(body)
-    voice = asked.voice
+    voice, budget = asked.voice, Budget()
     if asked.ref_audio is not None and wanted.audio:
-        ref_audio = await media.audio(asked.ref_audio, param="additional_information.tts_ref_audio")
+        ref_audio = await media.audio(asked.ref_audio, param="additional_information.tts_ref_audio", budget=budget)
         voice = replace(voice, ref_audio=ref_audio)
     return TurnRequest(
-        messages=await media.messages(body.messages),
+        messages=await media.messages(body.messages, budget=budget),
         speak=wanted.audio,
         system_prompt=asked.system_prompt,
         voice=voice,

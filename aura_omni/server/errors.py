@@ -24,13 +24,14 @@ from aura_omni.errors import (
 )
 
 MESSAGE_LENGTH = 500  # characters; a message may quote a value, never a payload
+_BEFORE_CUT = 200  # of a longer one; its end has the limit and the way out
 _RETRY_AFTER_S = {Unavailable: 5, Overloaded: 1}
 
 
 def error_body(error: AuraError) -> dict[str, Any]:
     message = error.message
     if len(message) > MESSAGE_LENGTH:
-        message = message[: MESSAGE_LENGTH - 3] + "..."
+        message = f"{message[:_BEFORE_CUT]}...{message[_BEFORE_CUT + 3 - MESSAGE_LENGTH :]}"
     return {"error": {"message": message, "type": error.type, "param": error.param, "code": error.code}}
 
 

@@ -98,7 +98,7 @@ class BodyLimit:
     def _error(self, size: str) -> TooLarge:
         return TooLarge(
             f"the body is {size}; this server takes {self._max_bytes:,} bytes. Send a shorter clip, "
-            "or raise max_body_bytes"
+            "or raise media.max_body_bytes in the deploy file"
         )
 
 
