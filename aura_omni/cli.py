@@ -18,7 +18,7 @@ from aura_omni import __version__
 from aura_omni.config import Options, load, to_yaml
 from aura_omni.config.config import DEFAULT_HOST, DEFAULT_PORT, Config, Platform
 from aura_omni.config.deploy_file import packaged_names
-from aura_omni.errors import AuraError, meant
+from aura_omni.errors import AuraError, ConfigError, meant
 
 if TYPE_CHECKING:
     from aura_omni.pipeline import Pipeline
@@ -233,10 +233,17 @@ def _doctor() -> int:
 
 
 def _tiny(arguments: argparse.Namespace) -> int:
-    from aura_omni.nano.random_family import write_family
+    out_dir: Path = arguments.out_dir
+    try:
+        out_dir.mkdir(parents=True, exist_ok=True)
+        if any(out_dir.iterdir()):
+            raise ConfigError(f"{out_dir} is not empty; name a new or an empty folder")
+        from aura_omni.nano.random_family import write_family
 
-    write_family(arguments.out_dir)
-    print(arguments.out_dir)
+        write_family(out_dir)
+    except OSError as error:
+        raise ConfigError(f"cannot write to {out_dir}: {error.strerror or error}; name another folder") from error
+    print(out_dir)
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -418,7 +419,9 @@ def test_the_callers_request_id_comes_back_if_it_is_harmless(url: str) -> None:
         assert httpx.get(f"{url}/health", headers={"x-request-id": strange}).headers["x-request-id"] != strange
 
 
-def test_a_bug_is_a_500_in_shape_and_the_server_lives() -> None:
+def test_a_bug_is_a_500_in_shape_its_reason_is_in_the_log_and_the_server_lives(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def bug(request: TurnRequest) -> Iterator[Event]:
         raise ZeroDivisionError("details that stay in the log")
         yield  # a generator
@@ -430,3 +433,7 @@ def test_a_bug_is_a_500_in_shape_and_the_server_lives() -> None:
         assert "details" not in error["message"]
         assert response.headers["x-request-id"] in error["message"]
         assert httpx.get(f"{url}/health").status_code == 200
+    (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert response.headers["x-request-id"] in record.getMessage()
+    assert record.exc_info is not None
+    assert "details that stay in the log" in str(record.exc_info[1])
