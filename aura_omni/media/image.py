@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import struct
+from contextlib import suppress
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -71,7 +72,8 @@ def decode_image(data: bytes, *, max_pixels: int, budget: Budget | None = None, 
             image.load()
         except _UNREADABLE:
             raise BadMedia(f"the {image.format} picture is damaged or cut off", param=param) from None
-        pixels = np.asarray(_rgb(_upright(image)))
+        _turn_upright(image)
+        pixels = np.asarray(_rgb(image))
     return video_of(np.ascontiguousarray(pixels)[None], (0.0,), fps=CHUNK_FPS, still=True)
 
 
@@ -81,11 +83,9 @@ def _readable() -> tuple[str, ...]:
     return tuple(name for name in _FORMATS if name in Image.OPEN)
 
 
-def _upright(image: Image.Image) -> Image.Image:
-    try:
-        return ImageOps.exif_transpose(image)
-    except _UNREADABLE:  # a broken EXIF block says nothing about orientation; the pixels are good
-        return image
+def _turn_upright(image: Image.Image) -> None:
+    with suppress(*_UNREADABLE):  # a broken EXIF block says nothing about orientation; the pixels are good
+        ImageOps.exif_transpose(image, in_place=True)
 
 
 def _rgb(image: Image.Image) -> Image.Image:
@@ -95,4 +95,4 @@ def _rgb(image: Image.Image) -> Image.Image:
     if image.has_transparency_data:
         seen = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen).convert("RGB")
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")  # which copies in any case

@@ -89,15 +89,18 @@ def log_failure(scope: Scope, error: AuraError) -> None:
     """Once for each request that fails on the server's side; what the client did wrong is its own business."""
     if error.status < 500:
         return
-    # Who asks whether the server is ready, asks often: "not yet" is no event of its own
-    level = logging.INFO if isinstance(error, Unavailable) else logging.ERROR
+    level = logging.ERROR
+    if isinstance(
+        error, Unavailable
+    ):  # who asks whether the server is ready asks often, and "not yet" is a good answer
+        level = logging.WARNING if scope["method"] == "POST" else logging.DEBUG
     cause = f" ({error.__cause__!r})" if error.__cause__ is not None else ""
     where = f"{scope['method']} {scope['path']}"
     _LOG.log(level, "%s %s: %d %s: %s%s", request_id(scope), where, error.status, error.code, error.message, cause)
 
 
 def request_id(scope: Scope) -> str:
-    """As middleware.RequestId decided it."""
+    """As middleware.Outermost decided it."""
     return str(scope["state"]["request_id"])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
@@ -21,6 +22,7 @@ from PIL import Image, ImageFile
 from aura_omni.errors import BadVoice, Overloaded, PromptTooLong
 from aura_omni.flow import Audio, Event, TurnRequest
 from aura_omni.media import budget
+from aura_omni.server import schemas
 from aura_omni.server.app import ServerConfig
 from tests.server.conftest import data_url, wav_bytes
 from tests.server.fake import FakePipeline, serving
@@ -313,6 +315,20 @@ def test_large_text_is_refused_at_once(url: str, fields: dict[str, Any], phrase:
     response = httpx.post(f"{url}/v1/chat/completions", json={"messages": HELLO, **fields}, timeout=20)
     assert phrase in assert_error(response, 413)["message"]
     assert time.monotonic() - started_s < 5
+
+
+def test_a_large_body_is_read_beside_the_event_loop(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    beside: list[bool] = []
+    read = schemas._read
+
+    def watched(kind: Any, body: bytes) -> Any:
+        beside.append(asyncio._get_running_loop() is None)
+        return read(kind, body)
+
+    monkeypatch.setattr(schemas, "_read", watched)
+    for size in (10, 2_000_000):
+        assert httpx.post(f"{url}/v1/chat/completions", json={"messages": HELLO, "user": "x" * size}).status_code == 200
+    assert beside == [False, True]
 
 
 def test_large_media_are_no_text(url: str) -> None:

@@ -98,6 +98,18 @@ def test_a_failure_is_logged_once_under_the_request_id(
     assert line == "id-1 POST /v1/chat/completions: 500 engine_error: code2wav failed: out of pages"
 
 
+def test_asking_whether_the_server_is_ready_leaves_no_trace_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    pipeline = FakePipeline()
+    pipeline.ready, pipeline.reason = False, "loading"
+    with serving(pipeline) as url:
+        assert httpx.get(f"{url}/health").status_code == 503
+        httpx.post(f"{url}/v1/chat/completions", json={"messages": HELLO}, headers={"x-request-id": "id-2"})
+    lines = [
+        record.getMessage() for record in caplog.records if record.levelno >= logging.INFO and "aura" in record.name
+    ]
+    assert lines == ["id-2 POST /v1/chat/completions: 503 unavailable: loading"]
+
+
 def test_a_turn_that_the_server_cancels_is_unavailable() -> None:
     with serving(FakePipeline(lambda _: [Ended("cancelled")])) as url:
         response = httpx.post(f"{url}/v1/chat/completions", json={"messages": HELLO})
