@@ -1,7 +1,7 @@
 """Puts the synthesizers into one folder that runs on any x86-64 Linux with Python, soxr and numpy.
 
-    apt-get install flite1-dev; pip download --no-deps -d wheels espeakng-loader py-nanotts
-    python -m training.asr.bundle OUT --wheels wheels
+apt-get install flite1-dev; pip download --no-deps -d wheels espeakng-loader py-nanotts
+python -m training.asr.bundle OUT --wheels wheels
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ def flite(out: Path) -> None:
     source = Path(__file__).with_name("flite_lines.c")
     voices = [f"-lflite_{name}" for name in ("cmu_us_slt", "cmu_us_awb", "cmu_us_kal", "usenglish", "cmulex")]
     more = ["-lflite", "-lm", "-Wl,--unresolved-symbols=ignore-all"]
-    subprocess.run(["gcc", "-O2", "-s", "-static", str(source), "-o", str(out / "flite_lines"), *voices, *more], check=True)
+    subprocess.run(
+        ["gcc", "-O2", "-s", "-static", str(source), "-o", str(out / "flite_lines"), *voices, *more], check=True
+    )
 
 
 def espeak(out: Path, wheel: Path) -> None:

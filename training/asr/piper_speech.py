@@ -8,7 +8,6 @@ Slow (about 6 times real time on one core), so it is done once and kept; the oth
 from __future__ import annotations
 
 import argparse
-import json
 import random
 from pathlib import Path
 
@@ -18,8 +17,11 @@ import onnxruntime
 import soxr
 from piper import PiperVoice, SynthesisConfig
 
-from training.asr.opus import GAP, RATE, write_opus
+from training.asr.clips import HELD_OUT_LINES, lines
+from training.asr.opus import RATE
+from training.asr.opus_writer import write
 from training.text.grammar import sentence
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -35,15 +37,14 @@ def main() -> None:
     session = onnxruntime.SessionOptions()
     session.intra_op_num_threads = session.inter_op_num_threads = 1
     voice.session = onnxruntime.InferenceSession(str(model), session, providers=["CPUExecutionProvider"])
-    english = options.english.read_text(encoding="utf-8").splitlines()
+    english = lines(options.english)[HELD_OUT_LINES:]
     made = 0.0
     for number in range(10_000):
         if made >= options.hours * 3600:
             break
         rng = random.Random(f"{options.seed}/{number}")
-        parts: list[np.ndarray] = [np.zeros(GAP, np.float32)]
-        index: list[tuple[int, int, str]] = []
-        length = GAP
+        clips: list[tuple[np.ndarray, str]] = []
+        length = 0
         while length < options.file_s * RATE:
             text = sentence(rng) if rng.random() < 0.5 else rng.choice(english)
             # Some spread of pace and of the voice's own variation; both are heard in real speech.
@@ -52,11 +53,9 @@ def main() -> None:
             )
             spoken = np.concatenate([chunk.audio_float_array for chunk in voice.synthesize(text, how)])
             samples = soxr.resample(spoken.astype(np.float32), voice.config.sample_rate, RATE)
-            index.append((length, len(samples), text))
-            parts += [samples, np.zeros(GAP, np.float32)]
-            length += len(samples) + GAP
-        write_opus(options.out / f"{number:03}.opus", np.concatenate(parts))
-        (options.out / f"{number:03}.json").write_text(json.dumps(index), encoding="utf-8")
+            clips.append((samples, text))
+            length += len(samples)
+        write(options.out, f"{number:03}", clips)
         made += length / RATE
 
 

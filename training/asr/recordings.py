@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import json
 import re
 from pathlib import Path
 
 import av
 import numpy as np
 
-from training.asr.opus import GAP, RATE, write_opus
+from training.asr.opus import RATE
+from training.asr.opus_writer import write
 from training.asr.voices import trimmed
 
 LONGEST_S = 14.0
@@ -34,13 +34,19 @@ def g722(path: Path) -> np.ndarray:
 
 
 def prompts(debs: Path) -> list[tuple[np.ndarray, str]]:
-    listing = gzip.decompress((debs / "usr/share/doc/asterisk-core-sounds-en/core-sounds-en.txt.gz").read_bytes()).decode()
+    listing = gzip.decompress(
+        (debs / "usr/share/doc/asterisk-core-sounds-en/core-sounds-en.txt.gz").read_bytes()
+    ).decode()
     found = []
     for line in listing.splitlines():
         name, colon, text = line.partition(": ")
         path = next(debs.glob(f"usr/share/asterisk/sounds/*/{name}.g722"), None) if colon and "*" not in name else None
         text = re.sub(r"\s+", " ", re.sub(r"\b\d\b", lambda digit: _DIGITS[int(digit.group())], text)).strip(" .")
-        if path is None or not re.fullmatch(r"[A-Za-z][A-Za-z' ,.?!;-]*", text) or re.search(r"[A-Z]{2}|\b[b-hj-z]\b", text):
+        if (
+            path is None
+            or not re.fullmatch(r"[A-Za-z][A-Za-z' ,.?!;-]*", text)
+            or re.search(r"[A-Z]{2}|\b[b-hj-z]\b", text)
+        ):
             continue
         samples = trimmed(g722(path))
         # Names of letters and symbols are spelled, not read; a transcript far from the length is another recording.
@@ -48,17 +54,6 @@ def prompts(debs: Path) -> list[tuple[np.ndarray, str]]:
             text = text[0].upper() + text[1:]
             found.append((samples, text if text[-1] in ".?!" else text + "."))
     return found
-
-
-def write(out: Path, name: str, clips: list[tuple[np.ndarray, str]]) -> None:
-    index: list[tuple[int, int, str]] = []
-    parts, length = [np.zeros(GAP, np.float32)], GAP
-    for samples, text in clips:
-        index.append((length, len(samples), text))
-        parts += [samples, np.zeros(GAP, np.float32)]
-        length += len(samples) + GAP
-    write_opus(out / f"{name}.opus", np.concatenate(parts))
-    (out / f"{name}.json").write_text(json.dumps(index), encoding="utf-8")
 
 
 def main() -> None:
@@ -78,7 +73,9 @@ def main() -> None:
             middle = len(samples) // 3
             clips.append((samples[middle : middle + round(MUSIC_S * RATE)], ""))
         write(options.out, kind, clips)
-    print(f"{len(human)} prompts, {sum(len(samples) for samples, _ in human) / RATE / 60:.1f} minutes; {len(pieces)} pieces of music")
+    print(
+        f"{len(human)} prompts, {sum(len(samples) for samples, _ in human) / RATE / 60:.1f} minutes; {len(pieces)} pieces of music"
+    )
 
 
 if __name__ == "__main__":

@@ -88,7 +88,9 @@ class Mouth:
     def _speak_espeak(self, name: str, text: str, rng: random.Random) -> tuple[np.ndarray, int]:
         if self._espeak is None:
             self._espeak = _Espeak(self._bundle / "espeak")
-        return self._espeak.speak(name, text, rate=rng.randint(120, 210), pitch=rng.randint(25, 75), spread=rng.randint(30, 70))
+        return self._espeak.speak(
+            name, text, rate=rng.randint(120, 210), pitch=rng.randint(25, 75), spread=rng.randint(30, 70)
+        )
 
 
 class _Espeak:

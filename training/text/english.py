@@ -55,7 +55,12 @@ def cleaned(sentences: Iterator[str]) -> Iterator[str]:
     for text in sentences:
         text = text.strip().replace("`", "'").rstrip(";:,")
         key = text.lower().rstrip(".?!")
-        if key in seen or not _PLAIN.fullmatch(text) or _READ_DIFFERENTLY.search(text) or len(text.split()) not in WORDS:
+        if (
+            key in seen
+            or not _PLAIN.fullmatch(text)
+            or _READ_DIFFERENTLY.search(text)
+            or len(text.split()) not in WORDS
+        ):
             continue
         if "--" in text or "''" in text or re.search(r"[a-z][A-Z]", text):
             continue
