@@ -13,6 +13,7 @@ import json
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,18 @@ class Ear:
                 self._engine.step()
             texts += [reader.transcript().text for reader in readers]
         return texts
+
+    def ids(self, samples: np.ndarray, *, limit: int) -> list[int]:
+        """The ids that are written for one clip, at most `limit`, without the end."""
+        found: list[int] = []
+        sampling = replace(SAMPLING, max_tokens=max(1, limit))
+        sequence = self.stage.sequence(
+            self.stage.prompt(Audio(samples, RATE, samples.tobytes())), sampling, on_output=found.append, on_end=_raise
+        )
+        self._engine.add(sequence)
+        while self._engine.busy:
+            self._engine.step()
+        return [token for token in found[:limit] if token not in self.stage.stop_ids]
 
 
 def _raise(reason: str, error: Exception | None) -> None:

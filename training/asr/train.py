@@ -32,7 +32,7 @@ from training.asr.toy import toy_clips
 from training.asr.wer import wer
 from training.text.grammar import sentence
 
-SPELLING = "spelling.safetensors"  # of the auxiliary head, for --resume only
+SPELLING = "resume/spelling.safetensors"  # of the auxiliary head; in a folder of its own, as the server reads all files beside the JSON
 FIRST_HOURS = 0.7  # of made speech, before the first step
 
 
@@ -199,14 +199,14 @@ class Training:
             self.out / "model.safetensors",
             {"format": "pt"},
         )
+        (self.out / SPELLING).parent.mkdir(exist_ok=True)
         save_file({name: value.cpu() for name, value in model.spell.state_dict().items()}, self.out / SPELLING)
         (self.out / "train.json").write_text(json.dumps(self.log, indent=1), encoding="utf-8")
 
 
 def evaluation(folder: Path, most: int) -> dict[str, list[Clip]]:
     """Held-out clips by voice and kind; of music, pieces of 5 s."""
-    found = {path.stem: recorded(folder, path.name, path.stem)[:most] for path in sorted(folder.glob("*.opus"))}
-    return found
+    return {path.stem: recorded(folder, path.name, path.stem)[:most] for path in sorted(folder.glob("*.opus"))}
 
 
 def main() -> None:
@@ -217,6 +217,9 @@ def main() -> None:
     parser.add_argument("--clips", type=int, default=44_000, help="sentences that the synthesizers speak meanwhile")
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--batch-s", type=float, default=750.0, help="seconds of sound in a batch")
+    parser.add_argument(
+        "--heldout-clips", type=int, default=10_000, help="of each held-out set, in the last evaluation"
+    )
     parser.add_argument("--resume", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--smoke", action="store_true")
@@ -231,6 +234,8 @@ def run(options: argparse.Namespace) -> None:
     maker = Maker(
         data / "bundle", data / "english.txt", workers=options.workers, count=options.clips, seed=options.seed
     )
+    # Its plans are made anew for every shape, and here hardly two batches have the same.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     english = lines(data / "english.txt")
     held_out = set(english[:HELD_OUT_LINES])
@@ -248,7 +253,8 @@ def run(options: argparse.Namespace) -> None:
         clips.take(maker.ready())
         time.sleep(0.05)  # the processes are busy, and this one has nothing to do
     print(f"{time.monotonic() - started:.0f} s: {clips.hours:.2f} h to begin with", flush=True)
-    some, everything = evaluation(data / "heldout", 40), evaluation(data / "heldout", 10_000)
+    everything = evaluation(data / "heldout", options.heldout_clips)
+    some = {name: clips[:40] for name, clips in everything.items()}
     begun = time.monotonic()
     end = started + options.time_s - 15.0
     saved_at, saved_step = begun, training.step
