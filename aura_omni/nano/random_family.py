@@ -165,11 +165,11 @@ class _Writer:
 
 
 def write_tokenizer(
-    folder: Path, added: tuple[str, ...], texts: Iterable[str] = _TEXTS * 4, *, pieces: int = 400
+    folder: Path, added: tuple[str, ...], *, texts: Iterable[str] = _TEXTS * 4, pieces: int = 400
 ) -> dict[str, int]:
-    """tokenizer.json and tokenizer_config.json of a vocabulary of `pieces` learned from texts, and the control tokens.
+    """tokenizer.json and tokenizer_config.json, of `pieces` byte pairs learnt from texts, and the added tokens.
 
-    Returns the id of every added token and of "assistant" (which, like "system" and "user", texts should make one piece).
+    Returns the id of every added token and of "assistant".
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()

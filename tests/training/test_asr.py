@@ -15,9 +15,10 @@ from aura_omni.engine.loader import Checkpoint
 from aura_omni.stages.asr import AsrStage
 from training.asr import train
 from training.asr.augment import augment
-from training.asr.clips import Clips
+from training.asr.clips import Clip, Clips, fragments, withheld
 from training.asr.evaluate import Ear
 from training.asr.network import Prompt, Trainee, letters
+from training.asr.shape import Recogniser
 from training.asr.sounds import sound
 from training.asr.toy import toy_clips
 from training.asr.wer import wer
@@ -111,6 +112,44 @@ def test_the_grammar_names_no_rule_that_is_missing_and_every_sentence_can_be_spe
         assert letters(text)
 
 
+def test_a_resumed_run_goes_on_with_weights_vocabulary_and_optimizer(smoked, tmp_path):
+    def training(recogniser: Recogniser) -> train.Training:
+        return train.Training(tmp_path, recogniser, Clips(CPU, capacity_s=1.0), CPU, train.Plan(), 0)
+
+    before = training(Recogniser.copied(smoked, tmp_path))
+    before.resume(smoked)
+    assert before.step == 6
+    clips = Clips(CPU, capacity_s=120.0)
+    clips.take(toy_clips(8))
+    before.train(clips.batch(random.Random(0), batch_s=10.0), done=0.0)
+    model = before.averaged()
+    before.log.append({"step": before.step})
+    before.save(model)
+    after = training(Recogniser.copied(tmp_path, tmp_path / "next"))
+    after.resume(tmp_path)
+    assert after.step == 7
+    for (name, ours), theirs in zip(after.model.named_parameters(), before.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-3, msg=name)
+        ours_state, theirs_state = after.optimizer.state[ours], before.optimizer.state[theirs]
+        for part in ("exp_avg", "exp_avg_sq"):
+            torch.testing.assert_close(ours_state[part], theirs_state[part], atol=1e-6, rtol=2e-2, msg=name)
+
+
+def test_what_the_evaluation_says_is_withheld_but_for_stock_phrases():
+    def clip(text: str) -> Clip:
+        return Clip(np.zeros(1, np.int16), text, "rms")
+
+    long, short = "Where is the red ball?", "Stop talking."
+    assert withheld([clip(long), clip(short), clip("")]) == {long}
+
+
+def test_fragments_are_words_that_can_be_spelled():
+    rng = random.Random(0)
+    for _ in range(300):
+        text = fragments(rng, ["I see an old man's hat, well-worn.", "Full of anxiety."])
+        assert re.fullmatch(r"[A-Z][A-Za-z' -]*\.", text), text
+
+
 def test_word_error_rate_counts_words_alone():
     assert wer([("What colour is it?", "what colour is it")]) == 0
     assert wer([("one two three four", "one three five four six")]) == 3 / 4
@@ -119,6 +158,6 @@ def test_word_error_rate_counts_words_alone():
 
 def test_sounds_are_finite_and_bounded():
     rng = random.Random(0)
-    for _ in range(40):
+    for _ in range(20):
         wave = sound(rng)
         assert math.isclose(float(np.abs(wave).max()), 0.5, abs_tol=1e-3)

@@ -1,7 +1,7 @@
 """Clips for training: made by worker processes, kept on the device, drawn into batches there.
 
     store = Clips(device, hours=24)
-    maker = Maker(bundle, english, workers=14, clips=30_000)     # before CUDA is touched: it forks
+    maker = Maker(bundle, english, workers=14, count=30_000, seed=0, avoid=frozenset())     # before CUDA is touched: it forks
     store.take(maker.ready())
     batch = store.batch(random.Random(0))
 
@@ -14,7 +14,8 @@ import bisect
 import multiprocessing
 import os
 import random
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -41,8 +42,9 @@ SOUNDS_SHARE = 0.05  # of a batch
 PAUSE_S = 0.6  # at most, before and after
 SLOWEST, FASTEST = 0.86, 1.17
 HELD_OUT_LINES = 1_000  # the first sentences of English are spoken to nobody but the evaluation
+WITHHELD_WORDS = 5  # sentences of the evaluation from so many words on are said to nobody else
 _MARGIN = 800  # silence around every clip, so that reading a little beyond it finds nothing
-GROUPS = {"made": 0.62, "piper": 0.28, "human": 0.10}
+GROUPS = {"made": 0.72, "piper": 0.12, "festival": 0.08, "human": 0.08}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +59,45 @@ def lines(path: Path) -> tuple[str, ...]:
     return tuple(path.read_text(encoding="utf-8").splitlines())
 
 
-def make(bundle: Path, english: Path, seed: int, count: int = JOB_CLIPS) -> list[Clip]:
-    """Spoken by voices of the bundle: half of it what is said to the assistant, half general."""
+def said(rng: random.Random, english: Sequence[str]) -> str:
+    """Half of it what is said to the assistant; the rest general, and fragments of both."""
+    kind = rng.random()
+    if kind < 0.5:
+        return sentence(rng)
+    return rng.choice(english) if kind < 0.8 else fragments(rng, english)
+
+
+def fragments(rng: random.Random, english: Sequence[str]) -> str:
+    """One to three words each out of several sentences: what comes next cannot be guessed, only heard."""
+    found: list[str] = []
+    for _ in range(rng.randint(2, 4)):
+        text = sentence(rng) if rng.random() < 0.4 else rng.choice(english)
+        words = re.findall(r"[A-Za-z'-]+", text)
+        if words[0].split("'")[0] != "I":
+            words[0] = words[0].lower()
+        first = rng.randrange(len(words))
+        found += words[first : first + rng.randint(1, 3)]
+    text = " ".join(found)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def withheld(heldout: Iterable[Clip]) -> frozenset[str]:
+    """What the evaluation alone says. Shorter sentences are stock phrases, which training has to say too."""
+    return frozenset(clip.text for clip in heldout if len(clip.text.split()) >= WITHHELD_WORDS)
+
+
+def make(bundle: Path, english: Path, seed: int, avoid: frozenset[str], count: int = JOB_CLIPS) -> list[Clip]:
+    """Spoken by voices of the bundle, and sounds that are no speech. Nothing of `avoid` is said."""
     rng = random.Random(seed)
-    mouth = Mouth(bundle)
+    mouth, general = Mouth(bundle), lines(english)[HELD_OUT_LINES:]
     made = []
     for _ in range(count):
         if rng.random() < SOUND_SHARE:
             made.append(Clip(_pcm(sound(rng)), "", "sounds"))
             continue
-        text = sentence(rng) if rng.random() < 0.5 else rng.choice(lines(english)[HELD_OUT_LINES:])
+        text = said(rng, general)
+        if text in avoid:
+            continue
         samples = mouth.speak(training_voice(rng), text, rng)
         if 0.2 * RATE < len(samples) < 20 * RATE:
             made.append(Clip(_pcm(samples), text, "made"))
@@ -99,11 +130,13 @@ def _quietly() -> None:
 class Maker:
     """`count` clips from worker processes, in the background. Create it before the parent has threads or a CUDA context."""
 
-    def __init__(self, bundle: Path, english: Path, *, workers: int, count: int, seed: int) -> None:
+    def __init__(
+        self, bundle: Path, english: Path, *, workers: int, count: int, seed: int, avoid: frozenset[str]
+    ) -> None:
         self._pool = ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), initializer=_quietly)
         first = seed * 1_000_000
         self._jobs: list[Future[list[Clip]]] = [
-            self._pool.submit(make, bundle, english, job) for job in range(first, first - -count // JOB_CLIPS)
+            self._pool.submit(make, bundle, english, job, avoid) for job in range(first, first - -count // JOB_CLIPS)
         ]
 
     def ready(self) -> list[Clip]:
@@ -212,7 +245,8 @@ class Clips:
         return next(part for parts in self._by_group.values() for part in parts[: kind + 1] if part)
 
     def _joined(self, rng: random.Random) -> list[int]:
-        group, chosen, total = self._group(rng), [], 0.0
+        chosen: list[int] = []
+        group, total = self._group(rng), 0.0
         wanted = rng.uniform(6.0, LONG_S)
         while True:
             clip = rng.choice(rng.choices(self._by_group[group], [len(part) for part in self._by_group[group]])[0])

@@ -2,8 +2,8 @@
 
     python -m training.asr.evaluate CHECKPOINT HELDOUT [--gain-db -30] [--snr-db 10]
 
-One line per file of HELDOUT: clips, seconds, word error rate (or, where nobody speaks, the share of clips that are not empty),
-and how many times faster than real time.
+One line per file of HELDOUT: clips, seconds, word error rate and share of clips whose every word is right (or, where nobody
+speaks, the share of clips that are not empty), and how many times faster than real time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from aura_omni.stages.clips import has_energy
 from training.asr.clips import Clip, recorded
 from training.asr.sounds import sound
 from training.asr.voices import RATE
-from training.asr.wer import wer
+from training.asr.wer import wer, words
 
 AT_ONCE = 8
 
@@ -112,8 +112,10 @@ def main() -> None:
     parser.add_argument("heldout", type=Path)
     parser.add_argument("--gain-db", type=float, default=0.0)
     parser.add_argument("--snr-db", type=float)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--texts", type=Path, help="write all (said, heard) pairs there")
     options = parser.parse_args()
+    torch.set_num_threads(options.threads)
     ear, noise = Ear(options.checkpoint), np.random.default_rng(0)
     pairs: dict[str, list[tuple[str, str]]] = {}
     sets: dict[str, tuple[list[np.ndarray], list[str]]] = {}
@@ -123,16 +125,17 @@ def main() -> None:
         sets[path.stem] = (waves, [clip.text for clip in clips])
     for name, quiet in quiet_sets().items():
         sets[name] = (quiet, [""] * len(quiet))
-    print(f"{'set':<26}{'clips':>6}{'s':>7}{'WER %':>8}{'not empty %':>13}{'x real time':>13}")
+    print(f"{'set':<26}{'clips':>6}{'s':>7}{'WER %':>8}{'all right %':>13}{'not empty %':>13}{'x real time':>13}")
     for name, (waves, texts) in sets.items():
         started = time.monotonic()
         heard = ear.hear(waves)
         spent, seconds = time.monotonic() - started, sum(map(len, waves)) / RATE
         pairs[name] = list(zip(texts, heard, strict=True))
         if any(texts):
-            result = f"{100 * wer(pairs[name]):8.1f}{'':>13}"
+            right = sum(words(said) == words(text) for said, text in pairs[name])
+            result = f"{100 * wer(pairs[name]):8.1f}{100 * right / len(heard):13.1f}{'':>13}"
         else:
-            result = f"{'':>8}{100 * sum(map(bool, heard)) / len(heard):13.1f}"
+            result = f"{'':>21}{100 * sum(map(bool, heard)) / len(heard):13.1f}"
         print(f"{name:<26}{len(waves):>6}{seconds:7.0f}{result}{seconds / spent:13.1f}", flush=True)
     if options.texts:
         options.texts.write_text(json.dumps(pairs, indent=1), encoding="utf-8")

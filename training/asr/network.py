@@ -174,9 +174,14 @@ class Trainee(nn.Module):
         wanted = len(before) + first + after.shape[1] - 1 + torch.arange(written.shape[1] + 1, device=sound.device)
         return out.gather(1, wanted[..., None].expand(-1, -1, out.shape[2]))
 
-    def text_loss(self, sound: Tensor, rows: Tensor, targets: Tensor, *, smoothing: float = 0.0) -> Tensor:
-        """targets int64 [B, W], IGNORED behind the end. Mean over targets."""
-        hidden = self.decode(sound, rows, targets[:, :-1].clamp_min(0))
+    def text_loss(
+        self, sound: Tensor, rows: Tensor, targets: Tensor, written: Tensor, *, smoothing: float = 0.0
+    ) -> Tensor:
+        """targets int64 [B, W], IGNORED behind the end; written int64 [B, W]: what the decoder believes to have written.
+
+        Mean over targets.
+        """
+        hidden = self.decode(sound, rows, written[:, :-1])
         logits = self.net.logits(hidden.flatten(0, 1))
         return F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, label_smoothing=smoothing)
 

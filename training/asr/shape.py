@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 from aura_omni.engine.loader import Checkpoint
 from aura_omni.models.qwen3_asr import AsrConfig
 from aura_omni.nano import published
-from aura_omni.nano.published import TINY, Json, Sizes, Text
+from aura_omni.nano.published import TINY, Sizes, Text
 from aura_omni.nano.random_family import write_tokenizer
 from aura_omni.stages.tokenizer import TextTokenizer
 from training.text.grammar import sentence
@@ -34,6 +35,13 @@ SMOKE = replace(
 )
 PIECES = 1_400
 HEADS = ("language English", "language None")
+FILES = (
+    "config.json",
+    "generation_config.json",
+    "preprocessor_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
 _ROLES = ("system", "user", "assistant", "\n", *HEADS)
 
 
@@ -51,7 +59,6 @@ def vocabulary_texts(english: Sequence[str], seed: int = 0) -> Iterator[str]:
 class Recogniser:
     """All of a checkpoint but its weights."""
 
-    files: dict[str, Json]
     config: AsrConfig
     tokenizer: TextTokenizer
 
@@ -59,9 +66,18 @@ class Recogniser:
     def written(cls, folder: Path, english: Sequence[str], sizes: Sizes, *, pieces: int = PIECES) -> Recogniser:
         """Learns the vocabulary and writes everything but the weights into folder."""
 
-        ids = write_tokenizer(folder, published.AUDIO_TOKENS, vocabulary_texts(english), pieces=pieces)
+        ids = write_tokenizer(folder, published.AUDIO_TOKENS, texts=vocabulary_texts(english), pieces=pieces)
         tokenizer = TextTokenizer.load(Checkpoint(folder, "nano asr"))
         files = published.asr_files(sizes, ids, -(-tokenizer.size // 8) * 8)
         for name, content in files.items():
             (folder / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
-        return cls(files, AsrConfig.from_json(files["config.json"]), tokenizer)
+        return cls(AsrConfig.from_json(files["config.json"]), tokenizer)
+
+    @classmethod
+    def copied(cls, before: Path, folder: Path) -> Recogniser:
+        """That of an earlier run, whose weights mean nothing with another vocabulary. Its JSON files are copied into folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in FILES:
+            shutil.copyfile(before / name, folder / name)
+        checkpoint = Checkpoint(folder, "nano asr")
+        return cls(checkpoint.parse(AsrConfig.from_json), TextTokenizer.load(checkpoint))

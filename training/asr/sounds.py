@@ -25,18 +25,19 @@ def _voice(rng: random.Random, hz: float, t: np.ndarray) -> np.ndarray:
     """One note with overtones that fall off, perhaps with vibrato."""
     phase = 2 * np.pi * hz * t + rng.choice((0.0, 0.0, 2.0)) * np.sin(2 * np.pi * rng.uniform(4, 7) * t)
     fall = rng.uniform(0.3, 0.9)
-    return sum(fall**n * np.sin(n * phase) for n in range(1, rng.randint(2, 9)) if n * hz < 7_500)
+    waves = [fall**n * np.sin(n * phase) for n in range(1, rng.randint(2, 9)) if n * hz < 7_500]
+    return np.sum(waves, 0)
 
 
 def _tone(rng: random.Random, noise: np.random.Generator, t: np.ndarray) -> np.ndarray:
     hz = [rng.uniform(80, 4_000) for _ in range(rng.choice((1, 1, 2, 3)))]
     gate = (np.sin(2 * np.pi * rng.uniform(0.5, 5) * t) > rng.uniform(-1, 0.5)) if rng.random() < 0.5 else 1.0
-    return sum(np.sin(2 * np.pi * f * t) for f in hz) * gate
+    return np.sum([np.sin(2 * np.pi * f * t) for f in hz], 0) * gate
 
 
 def _hum(rng: random.Random, noise: np.random.Generator, t: np.ndarray) -> np.ndarray:
     base = rng.choice((50, 60, 100, 120)) * rng.uniform(0.95, 1.05)
-    return sum(rng.random() / n * np.sin(2 * np.pi * base * n * t + rng.uniform(0, 6)) for n in range(1, 20))
+    return np.sum([rng.random() / n * np.sin(2 * np.pi * base * n * t + rng.uniform(0, 6)) for n in range(1, 20)], 0)
 
 
 def _sweep(rng: random.Random, noise: np.random.Generator, t: np.ndarray) -> np.ndarray:

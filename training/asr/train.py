@@ -4,7 +4,7 @@
     python -m training.asr.train OUT --data DATA --time-s 300 --resume OUT_OF_BEFORE
     python -m training.asr.train OUT --smoke                               # seconds, CPU, made-up voice
 
-DATA holds bundle/ (synthesizers), english.txt, piper/, recorded/ and heldout/; README.md says how each is made.
+DATA holds bundle/ (synthesizers), english.txt, piper/, festival/, recorded/ and heldout/; README.md says how each is made.
 OUT gets the folder of the checkpoint (float16, running mean of the weights) about once a minute, with train.json beside the weights.
 """
 
@@ -15,6 +15,7 @@ import json
 import math
 import random
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,16 +24,20 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from aura_omni.models.qwen3_asr import HOP_SAMPLES
-from aura_omni.models.weights import from_published, to_published
+from aura_omni.models.weights import to_published
 from training.asr.augment import augment
-from training.asr.clips import HELD_OUT_LINES, RATE, Batch, Clip, Clips, Maker, lines, recorded
+from training.asr.clips import HELD_OUT_LINES, Batch, Clip, Clips, Maker, lines, recorded, withheld
 from training.asr.network import IGNORED, Prompt, Trainee, letters, padded, target
 from training.asr.shape import NANO, SMOKE, Recogniser
 from training.asr.toy import toy_clips
+from training.asr.voices import RATE
 from training.asr.wer import wer
 from training.text.grammar import sentence
 
-SPELLING = "resume/spelling.safetensors"  # of the auxiliary head; in a folder of its own, as the server reads all files beside the JSON
+# In a folder of its own, as the server reads all files beside the JSON; each below 16 MB.
+WEIGHTS, GRADIENTS, SQUARES = (f"resume/{name}.safetensors" for name in ("weights", "gradients", "squares"))
+TAKE_STEPS = 20  # between two looks at what the processes have finished
+CLIP_S = 2.8  # of a made clip on average, at most; it is 2.0
 FIRST_HOURS = 0.7  # of made speech, before the first step
 
 
@@ -40,13 +45,15 @@ FIRST_HOURS = 0.7  # of made speech, before the first step
 class Plan:
     """How to train. Rates follow the clock: a run ends when its time is over, wherever it runs."""
 
-    peak_rate: float = 1.6e-3
+    peak_rate: float = 1.6e-3  # a resumed run begins with 0.75 of it
     warm_up_steps: int = 300
     last_rate: float = 0.02  # of the peak
     decay: float = 0.02
     mean_keeps: float = 0.998
     batch_s: float = 750.0
-    every_s: float = 70.0  # between two checkpoints
+    every_s: float = 100.0  # between two checkpoints
+    spelling_until: float = 0.6  # of the time: every step spells; later one in three does, which the device waits for
+    doubted: float = 0.12  # of the pieces before the one to write: replaced, so that it has to listen
 
 
 class Training:
@@ -65,19 +72,32 @@ class Training:
         others = [value for value in self.model.parameters() if value.dim() < 2]
         groups = [{"params": matrices, "weight_decay": plan.decay}, {"params": others, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.98), fused=device.type == "cuda")
-        self.step = 0
+        self.step, self.steps_before, self.peak = 0, 0, plan.peak_rate
         self.sums: dict[str, Tensor] = {}
+        self.counts: Counter[str] = Counter()
         self.log: list[dict[str, float]] = []
         self.targets: dict[str, list[int]] = {}
         self.spellings: dict[str, list[int]] = {}
 
     def resume(self, folder: Path) -> None:
-        """From the weights of an earlier run; the optimizer begins anew."""
-        from_published(self.model.net, self.recogniser.config.layout, load_file(folder / "model.safetensors"))
-        self.model.spell.load_state_dict(load_file(folder / SPELLING))
-        self.model.float()
-        self.mean = [value.detach().clone() for value in self.model.parameters()]
-        self.step = 1_000  # the mean has something to keep
+        """From the weights of an earlier run, its log, and, where the run left it, the state of its optimizer."""
+        named = dict(self.model.named_parameters())
+        self.log = json.loads((folder / "train.json").read_text(encoding="utf-8"))
+        self.step = self.steps_before = int(self.log[-1]["step"])
+        self.peak *= 0.75
+        weights = load_file(folder / WEIGHTS)
+        with torch.no_grad():
+            for name, value in named.items():
+                value.copy_(weights[name])
+        self.mean = [value.detach().clone() for value in named.values()]
+        if (folder / GRADIENTS).exists():
+            gradients, squares = load_file(folder / GRADIENTS), load_file(folder / SQUARES)
+            for name, value in named.items():
+                self.optimizer.state[value] = {
+                    "step": torch.tensor(float(self.step), device=value.device),
+                    "exp_avg": gradients[name].to(value),
+                    "exp_avg_sq": squares[name].to(value) ** 2,
+                }
 
     # ------------------------------------------------------------ one step
 
@@ -89,28 +109,38 @@ class Training:
         with torch.no_grad():
             mel, frames = self.model.log_mel(waves, batch.samples)
             if vary:
-                mel = self._masked(mel, frames)
-        spelled = [self._spelled(text) for text in batch.texts]
-        lengths = torch.tensor([len(row) for row in spelled])
-        rows_here = self.model.rows(torch.tensor(batch.lengths) // HOP_SAMPLES)
+                mel = self._masked(self._warped(mel), frames)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             hidden, rows = self.model.hear(mel, frames)
             wanted = padded([self._target(text) for text in batch.texts], IGNORED, self.device)
-            text = self.model.text_loss(self.model.project(hidden), rows, wanted, smoothing=0.05 if vary else 0.0)
+            written = self._doubted(wanted) if vary else wanted.clamp_min(0)
+            text = self.model.text_loss(
+                self.model.project(hidden), rows, wanted, written, smoothing=0.05 if vary else 0.0
+            )
+            self._note("text", text)
+            if not spelling:
+                return text
             # Last, because it waits for the device.
+            spelled = [self._spelled(text) for text in batch.texts]
+            lengths = torch.tensor([len(row) for row in spelled])
+            rows_here = self.model.rows(torch.tensor(batch.lengths) // HOP_SAMPLES)
             spell = self.model.spelling_loss(hidden, rows_here, padded(spelled, 0, self.device), lengths)
-        for name, value in (("spell", spell), ("text", text)):
-            self.sums[name] = self.sums.get(name, torch.zeros((), device=self.device)) + value.detach()
+        self._note("spell", spell)
         return text + spelling * spell
+
+    def _note(self, name: str, value: Tensor) -> None:
+        self.sums[name] = self.sums.get(name, torch.zeros((), device=self.device)) + value.detach()
+        self.counts[name] += 1
 
     def train(self, batch: Batch, *, done: float, vary: bool = True) -> None:
         """done: how much of the time is over, 0 to 1."""
         plan, self.step = self.plan, self.step + 1
         shape = plan.last_rate + (1 - plan.last_rate) * 0.5 * (1 + math.cos(math.pi * done))
-        rate = plan.peak_rate * shape * min(1.0, self.step / plan.warm_up_steps)
+        rate = self.peak * shape * min(1.0, (self.step - self.steps_before) / plan.warm_up_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        loss = self.loss(batch, spelling=1.0 if done < 0.4 else 0.3, vary=vary)
+        spelling = 1.0 if done < plan.spelling_until or self.step % 3 == 0 else 0.0
+        loss = self.loss(batch, spelling=spelling, vary=vary)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -128,6 +158,25 @@ class Training:
         if text not in self.targets:
             self.targets[text] = target(self.recogniser.tokenizer, self.prompt, text)
         return self.targets[text]
+
+    def _doubted(self, wanted: Tensor) -> Tensor:
+        """The targets as what was written before, some pieces of the text replaced by any others."""
+        spoken = (wanted == self.prompt.tag).cumsum(1).bool() & (wanted != self.prompt.tag)
+        chance = torch.rand(wanted.shape, device=self.device, generator=self.noise)
+        size = self.recogniser.tokenizer.size
+        others = torch.randint(0, size, wanted.shape, device=self.device, generator=self.noise)
+        return torch.where(spoken & (chance < self.plan.doubted), others, wanted.clamp_min(0))
+
+    def _warped(self, mel: Tensor) -> Tensor:
+        """Each clip from a shorter or longer throat: its bins moved by up to 7 %, while pitch and pace stay."""
+        batch, bins, _ = mel.shape
+        scale = 1 + 0.07 * (2 * torch.rand(batch, 1, device=mel.device, generator=self.noise) - 1)
+        at = (torch.arange(bins, device=mel.device) * scale).clamp_max(bins - 1)
+        low = at.floor().long()
+        lower, upper = (
+            mel.gather(1, place[:, :, None].expand_as(mel)) for place in (low, (low + 1).clamp_max(bins - 1))
+        )
+        return torch.lerp(lower, upper, (at - low)[:, :, None])
 
     def _masked(self, mel: Tensor, frames: Tensor) -> Tensor:
         """Some stretches of time and of frequency silenced (to the clip's own floor)."""
@@ -175,11 +224,11 @@ class Training:
                 found.append((n, self.recogniser.tokenizer.decode(ids[tag:])))
         return [text for _, text in sorted(found)]
 
-    def report(self, model: Trainee, heldout: dict[str, list[Clip]], seconds: float, since: int) -> dict[str, float]:
-        steps = max(1, self.step - since)
+    def report(self, model: Trainee, heldout: dict[str, list[Clip]], seconds: float) -> dict[str, float]:
         row = {"s": round(seconds), "step": self.step, "hours": round(self.clips.hours, 2), "clips": len(self.clips)}
-        row |= {name: round(float(value) / steps, 4) for name, value in self.sums.items()}
+        row |= {name: round(float(value) / self.counts[name], 4) for name, value in self.sums.items()}
         self.sums.clear()
+        self.counts.clear()
         if not all(math.isfinite(value) for value in row.values()):
             raise RuntimeError(f"the training diverged: {row}; the last checkpoint stays")
         for name, clips in heldout.items():
@@ -199,8 +248,17 @@ class Training:
             self.out / "model.safetensors",
             {"format": "pt"},
         )
-        (self.out / SPELLING).parent.mkdir(exist_ok=True)
-        save_file({name: value.cpu() for name, value in model.spell.state_dict().items()}, self.out / SPELLING)
+        (self.out / WEIGHTS).parent.mkdir(exist_ok=True)
+        named = dict(self.model.named_parameters())
+        state = self.optimizer.state
+        # What a next run may begin with; the precision of the optimizer's means matters little.
+        save_file({name: value.detach().half().cpu() for name, value in named.items()}, self.out / WEIGHTS)
+        kept = {name: state[value]["exp_avg"].bfloat16().cpu() for name, value in named.items() if value in state}
+        save_file(kept, self.out / GRADIENTS)
+        kept = {
+            name: state[value]["exp_avg_sq"].sqrt().bfloat16().cpu() for name, value in named.items() if value in state
+        }
+        save_file(kept, self.out / SQUARES)
         (self.out / "train.json").write_text(json.dumps(self.log, indent=1), encoding="utf-8")
 
 
@@ -214,7 +272,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--time-s", type=float, default=300.0)
-    parser.add_argument("--clips", type=int, default=44_000, help="sentences that the synthesizers speak meanwhile")
+    parser.add_argument("--clips", type=int, default=240_000, help="sentences that the synthesizers speak meanwhile")
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--batch-s", type=float, default=750.0, help="seconds of sound in a batch")
     parser.add_argument(
@@ -231,18 +289,29 @@ def main() -> None:
 def run(options: argparse.Namespace) -> None:
     started = time.monotonic()
     data: Path = options.data
+    everything = evaluation(data / "heldout", options.heldout_clips)
+    avoid = withheld(clip for clips in evaluation(data / "heldout", 10_000).values() for clip in clips)
     maker = Maker(
-        data / "bundle", data / "english.txt", workers=options.workers, count=options.clips, seed=options.seed
+        data / "bundle",
+        data / "english.txt",
+        workers=options.workers,
+        count=options.clips,
+        seed=options.seed,
+        avoid=avoid,
     )
     # Its plans are made anew for every shape, and here hardly two batches have the same.
     torch.backends.cuda.enable_cudnn_sdp(False)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     english = lines(data / "english.txt")
-    held_out = set(english[:HELD_OUT_LINES])
-    recogniser = Recogniser.written(options.out, english[HELD_OUT_LINES:], NANO)
+    avoid |= frozenset(english[:HELD_OUT_LINES])
+    if options.resume:
+        recogniser = Recogniser.copied(options.resume, options.out)
+    else:
+        recogniser = Recogniser.written(options.out, english[HELD_OUT_LINES:], NANO)
     kept = recorded(data / "recorded", "human*.opus", "human") + recorded(data / "recorded", "music.opus", "sounds")
-    kept += [clip for clip in recorded(data / "piper", "*.opus", "piper") if clip.text not in held_out]
-    seconds = sum(len(clip.samples) for clip in kept) / RATE + options.clips * 4.0
+    for group in ("piper", "festival"):
+        kept += [clip for clip in recorded(data / group, "*.opus", group) if clip.text not in avoid]
+    seconds = sum(len(clip.samples) / RATE + 0.05 for clip in kept) + options.clips * CLIP_S + 60.0
     clips = Clips(device, capacity_s=seconds)
     clips.take(kept)
     training = Training(options.out, recogniser, clips, device, Plan(batch_s=options.batch_s), options.seed)
@@ -253,22 +322,22 @@ def run(options: argparse.Namespace) -> None:
         clips.take(maker.ready())
         time.sleep(0.05)  # the processes are busy, and this one has nothing to do
     print(f"{time.monotonic() - started:.0f} s: {clips.hours:.2f} h to begin with", flush=True)
-    everything = evaluation(data / "heldout", options.heldout_clips)
     some = {name: clips[:40] for name, clips in everything.items()}
     begun = time.monotonic()
     end = started + options.time_s - 15.0
-    saved_at, saved_step = begun, training.step
+    saved_at = begun
     while (now := time.monotonic()) < end:
-        clips.take(maker.ready())
+        if training.step % TAKE_STEPS == 0:
+            clips.take(maker.ready())
         training.train(clips.batch(training.rng, batch_s=training.plan.batch_s), done=(now - begun) / (end - begun))
         if now - saved_at > training.plan.every_s:
             model = training.averaged()
-            training.report(model, some, time.monotonic() - started, saved_step)
+            training.report(model, some, time.monotonic() - started)
             training.save(model)
-            saved_at, saved_step = time.monotonic(), training.step
+            saved_at = time.monotonic()
     maker.close()
     model = training.averaged()
-    training.report(model, everything, time.monotonic() - started, saved_step)
+    training.report(model, everything, time.monotonic() - started)
     training.save(model)
 
 
@@ -284,7 +353,7 @@ def smoke(out: Path, *, steps: int = 60) -> None:
     for step in range(steps):
         training.train(clips.batch(training.rng, batch_s=20.0), done=step / steps)
     model = training.averaged()
-    training.report(model, {"toy": made[:8]}, time.monotonic() - started, 0)
+    training.report(model, {"toy": made[:8]}, time.monotonic() - started)
     training.save(model)
 
 

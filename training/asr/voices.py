@@ -14,6 +14,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import soxr
@@ -38,7 +39,7 @@ SHARES = {"flite": 0.4, "pico": 0.3, "espeak": 0.3}
 def training_voice(rng: random.Random) -> str:
     engine = rng.choices(list(SHARES), list(SHARES.values()))[0]
     if engine == "flite":
-        return f"flite:{rng.choices(FLITE, (3, 3, 1))[0]}"
+        return f"flite:{rng.choices(FLITE, (3, 3, 2))[0]}"
     if engine == "pico":
         return f"pico:{rng.choice(PICO)}"
     return f"espeak:{rng.choice(DIALECTS)}+{rng.choice(VARIANTS)}"
@@ -49,7 +50,7 @@ class Mouth:
         self._bundle = bundle
         self._flite: subprocess.Popen[bytes] | None = None
         self._espeak: _Espeak | None = None
-        self._pico: object | None = None
+        self._pico: Any = None
 
     def speak(self, voice: str, text: str, rng: random.Random) -> np.ndarray:
         """float32 [n] at 16 kHz, silence at both ends cut off; pace and pitch drawn from rng."""
@@ -82,7 +83,7 @@ class Mouth:
             import py_nanotts  # from the bundle: a compiled module without dependencies
 
             self._pico = py_nanotts.NanoTTS()
-        spoken = self._pico.speak(text, voice=name, speed=rng.uniform(0.8, 1.3), pitch=rng.uniform(0.75, 1.3))  # type: ignore[attr-defined]
+        spoken = self._pico.speak(text, voice=name, speed=rng.uniform(0.8, 1.3), pitch=rng.uniform(0.75, 1.3))
         return np.frombuffer(spoken, np.int16).astype(np.float32) / 32768, 16_000
 
     def _speak_espeak(self, name: str, text: str, rng: random.Random) -> tuple[np.ndarray, int]:
