@@ -100,6 +100,24 @@ def talk(random: Random, scene: Scene, *, rounds: int) -> Dialogue:
     return Dialogue(tuple(done), random.choice(SYSTEMS), None, None)
 
 
+def toy(random: Random, scene: Scene, *, rounds: int) -> Dialogue:
+    """One chunk with one thing in it; silence, or a question about its colour or shape."""
+    scene.populate(1)
+    view = View(scene.step().things, scene)
+    shown: Shown | None = Shown((view.things, view.things), False)
+    done: list[Round] = []
+    while len(done) < rounds:
+        if random.random() < 0.3:
+            done.append(Round(shown, "", None, "silent", "silent"))
+        else:
+            asked = random.choice((questions.colour_of, questions.shape_of, questions.describe))(random, view)
+            if asked is None:
+                continue
+            done.append(Round(shown, asked[1], asked[2], "answer", asked[0]))
+        shown = None
+    return Dialogue(tuple(done), "", scene, None)
+
+
 def _said(random: Random, view: View, *, outside: float) -> tuple[str, str | None, Kind, str]:
     draw, scene = random.random(), view.scene
     if draw < outside:
