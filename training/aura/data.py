@@ -1,6 +1,6 @@
 """Batches of conversations: token ids as the server's own prompt writer lays them out, weights of the loss, and what to draw.
 
-    batch = Maker(writer, album, seed=1).batch(plan)       # NumPy only; runs in worker processes
+batch = Maker(writer, album, seed=1).batch(plan)       # NumPy only; runs in worker processes
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from aura_omni.stages.tokenizer import TextTokenizer
 from training.aura import dialogue, draw
 from training.aura.dialogue import Dialogue, Round
 from training.aura.looks import SLOTS, Album, Look
-from training.aura.world import Scene
 from training.aura.vocabulary import ROWS
+from training.aura.world import Scene
 
 # (width, height) and how often. The first is what most of the training looks at.
 SIZES = (
@@ -109,9 +109,9 @@ class Maker:
         if draw_ < live:
             if progress > 0.15 and random.random() < 0.2:
                 return Plan(*random.choice(((256, 144), (256, 144), (192, 144))), chunks=random.randint(13, 46))
-            (width, height), = random.choices([size for size, _ in SIZES[:4]], [often for _, often in SIZES[:4]])
+            ((width, height),) = random.choices([size for size, _ in SIZES[:4]], [often for _, often in SIZES[:4]])
             return Plan(width, height, chunks=random.randint(2, 12))
-        (width, height), = random.choices([size for size, _ in SIZES], [often for _, often in SIZES])
+        ((width, height),) = random.choices([size for size, _ in SIZES], [often for _, often in SIZES])
         rounds = random.randint(1, 6)
         kind = random.random()
         if kind < 0.25:
@@ -139,20 +139,24 @@ class Maker:
 
     # ------------------------------------------------------------ one batch
 
-    def batch(self, plan: Plan, *, rows: int) -> Batch:
-        """As many conversations as make about `rows` rows, one at least."""
+    def batch(self, plan: Plan, *, rows: int, vary: bool = True) -> Batch:
+        """As many conversations as make about `rows` rows, one at least.
+
+        vary: frame times a little off, and gaps in the positions; False: exactly as a camera at 2 frames a second is served.
+        """
         written: list[tuple[Dialogue, Look | None, AuraPrompt]] = []
         longest = 0
         while True:
             made, look = self.conversation(plan)
-            prompt = self._writer.write(messages(made, plan, self.random), system_prompt=made.system)
+            gap_s = self.random.choice((0.5, 0.5, 0.5, 0.48, 0.52)) if vary else 0.5
+            prompt = self._writer.write(messages(made, plan, gap_s=gap_s), system_prompt=made.system)
             longest = max(longest, len(prompt.tokens))
             if written and (len(written) + 1) * longest > rows:
                 break
             written.append((made, look, prompt))
-        return self._collated(plan, written)
+        return self._collated(plan, written, vary)
 
-    def _collated(self, plan: Plan, written: list[tuple[Dialogue, Look | None, AuraPrompt]]) -> Batch:
+    def _collated(self, plan: Plan, written: list[tuple[Dialogue, Look | None, AuraPrompt]], vary: bool) -> Batch:
         tail = len(self._header) + 1  # the header of an answer that is not asked for
         width = -(-max(len(prompt.tokens) - tail for _, _, prompt in written) // 32) * 32
         shape = (len(written), width)
@@ -168,7 +172,7 @@ class Maker:
         for b, (made, look, prompt) in enumerate(written):
             count = len(prompt.tokens) - tail
             tokens[b, :count] = prompt.tokens[:count]
-            positions[:, b, :count] = self._stretched(prompt, count)
+            positions[:, b, :count] = self._stretched(prompt, count) if vary else prompt.positions[:, :count]
             self._weigh(made.rounds, tokens[b, :count], weights[b], decisions[b], len(kinds), len(made.before))
             kinds += [KINDS.index(done.kind) for done in made.rounds]
             topics += [done.topic for done in made.rounds]
@@ -179,9 +183,15 @@ class Maker:
                 size = visual.size
             first = 0
             for shown in (done.shown for done in made.rounds if done.shown is not None):
-                assert look is not None and made.scene is not None
+                assert look is not None
+                assert made.scene is not None
                 s, g = look.arrays(
-                    shown.frames, first=first, height=plan.height, width=plan.width, card=made.card, unit=made.scene.unit
+                    shown.frames,
+                    first=first,
+                    height=plan.height,
+                    width=plan.width,
+                    card=made.card,
+                    unit=made.scene.unit,
                 )
                 slots.append(s)
                 ground.append(g)
@@ -222,7 +232,13 @@ class Maker:
         return positions
 
     def _weigh(
-        self, rounds: tuple[Round, ...], tokens: np.ndarray, weights: np.ndarray, decisions: np.ndarray, number: int, skip: int
+        self,
+        rounds: tuple[Round, ...],
+        tokens: np.ndarray,
+        weights: np.ndarray,
+        decisions: np.ndarray,
+        number: int,
+        skip: int,
     ) -> None:
         controls, length = self._writer.controls, len(self._header)
         silent = sum(done.answer is None for done in rounds)
@@ -244,12 +260,11 @@ class Maker:
             decisions[start:stop] = number + index
 
 
-def messages(made: Dialogue, plan: Plan, random: Random) -> list[Message]:
-    """The conversation as the server is sent it, with frames of the right shape and no pixels."""
+def messages(made: Dialogue, plan: Plan, *, gap_s: float) -> list[Message]:
+    """The conversation as the server is sent it, with frames of the right shape, gap_s apart, and no pixels."""
     said: list[Message] = []
     for text, answer in made.before:
         said += [Message("user", (Text(text),)), Message("assistant", (Text(answer),))]
-    gap_s = random.choice((0.5, 0.5, 0.5, 0.48, 0.52))
     for done in made.rounds:
         parts: list[Text | Video] = []
         if done.shown is not None:

@@ -13,7 +13,21 @@ from typing import Literal
 from training.aura import questions, small_talk, watches
 from training.aura.questions import View
 from training.aura.words import expand, spoken
-from training.aura.world import DIRECTIONS, MOST, Action, Appear, Chunk, Event, Leave, Recolour, Scene, Start, Stop, Thing
+from training.aura.world import (
+    COLOURS,
+    DIRECTIONS,
+    MOST,
+    Action,
+    Appear,
+    Chunk,
+    Event,
+    Leave,
+    Recolour,
+    Scene,
+    Start,
+    Stop,
+    Thing,
+)
 
 Kind = Literal["silent", "answer", "outside", "ack", "alert"]
 
@@ -93,16 +107,28 @@ def talk(random: Random, scene: Scene, *, rounds: int) -> Dialogue:
             done.append(Round(None, small_talk.noise(random), None, "silent", "noise"))
         elif draw < 0.4:
             _, text, _ = questions.ask(random, View((), scene))
-            done.append(Round(None, spoken(random, text, slips=scene.slips), small_talk.NO_PICTURE, "answer", "no picture"))
+            done.append(
+                Round(None, spoken(random, text, slips=scene.slips), small_talk.NO_PICTURE, "answer", "no picture")
+            )
         else:
             text, answer = (small_talk.greeting if draw < 0.7 else small_talk.outside)(random)
-            done.append(Round(None, spoken(random, text, slips=scene.slips), answer, "outside", "talk" if draw < 0.7 else "outside"))
+            done.append(
+                Round(
+                    None,
+                    spoken(random, text, slips=scene.slips),
+                    answer,
+                    "outside",
+                    "talk" if draw < 0.7 else "outside",
+                )
+            )
     return Dialogue(tuple(done), random.choice(SYSTEMS), None, None)
 
 
 def toy(random: Random, scene: Scene, *, rounds: int) -> Dialogue:
-    """One chunk with one thing in it; silence, or a question about its colour or shape."""
-    scene.populate(1)
+    """One chunk with one thing in it, of four colours and three shapes; silence, or a question about its colour or shape."""
+    scene.banned = frozenset(n for n, colour in enumerate(COLOURS) if colour not in ("red", "yellow", "green", "blue"))
+    thing = scene.new(*scene.pair(shape=random.choice((0, 1, 3))))
+    scene.things = [] if thing is None else [thing]
     view = View(scene.step().things, scene)
     shown: Shown | None = Shown((view.things, view.things), False)
     done: list[Round] = []
@@ -153,7 +179,14 @@ def live(random: Random, scene: Scene, *, chunks: int, ask: float = 0.3, watch: 
                 if current is not None and any(current.fits(t) for t in scene.things):
                     scene.things = [t for t in scene.things if not current.fits(t)]
                 if current is not None and current.each and random.random() < 0.3:
-                    pruned.append(("", f"I see {current.what} now." if current.word is None else f"{current.word[0].upper()}{current.word[1:]}!"))
+                    pruned.append(
+                        (
+                            "",
+                            f"I see {current.what} now."
+                            if current.word is None
+                            else f"{current.word[0].upper()}{current.word[1:]}!",
+                        )
+                    )
     rate = random.choice((0.25, 0.45, 0.6))
     for number in range(chunks):
         action = None if number == 0 else _action(random, scene, quiet=1 - rate, watch=current)
@@ -177,7 +210,15 @@ def live(random: Random, scene: Scene, *, chunks: int, ask: float = 0.3, watch: 
             done.append(Round(shown, spoken(random, text, slips=scene.slips, statement=True), answer, "ack", "watch"))
             current, wanted_at = asked if begins else current, None
         elif current is not None and random.random() < 0.03:
-            done.append(Round(shown, spoken(random, expand(random, watches.CANCEL), slips=scene.slips), watches.CANCELLED, "ack", "cancel"))
+            done.append(
+                Round(
+                    shown,
+                    spoken(random, expand(random, watches.CANCEL), slips=scene.slips),
+                    watches.CANCELLED,
+                    "ack",
+                    "cancel",
+                )
+            )
             current = None
         elif random.random() < ask:
             if random.random() < 0.12:

@@ -52,35 +52,33 @@ class Painter:
         """uint8 [F, height, width, 3]; the same seed gives the same noise."""
         count = max(1, AT_ONCE // (spec.height * spec.width))
         random = torch.Generator(self.device).manual_seed(seed)
-        parts = [
-            self._slice(spec, slice(first, first + count), random) for first in range(0, len(spec.ground), count)
-        ]
+        parts = [self._slice(spec, slice(first, first + count), random) for first in range(0, len(spec.ground), count)]
         return torch.cat(parts)
 
     def _slice(self, spec: Spec, which: slice, random: torch.Generator) -> Tensor:
         slots, ground = spec.slots[which], spec.ground[which]
         image = self._background(spec, ground)
         rows, columns = self._axes(spec.height, spec.width)
-        softness = torch.from_numpy(1 + 2 * ground[:, BLUR]).to(self.device)
+        softness = self._moved(1 + 2 * ground[:, BLUR])
         for number in range(slots.shape[1]):
             there = np.flatnonzero(slots[:, number, ON])
             if not len(there):
                 continue
-            where = torch.from_numpy(there).to(self.device)
-            some = torch.from_numpy(slots[there, number]).to(self.device)
+            where = self._moved(there)
+            some = self._moved(slots[there, number])
             distance = self._distance(some, rows[None, :, None], columns[None, None, :])
             inside = (distance / softness[where][:, None, None] + 0.5).clamp_(0, 1)
             rim = some[:, OUTLINE, None, None] * (distance < 0.13 * some[:, RADIUS, None, None])
             colour = some[:, RED : BLUE + 1, None, None] * (1 - rim)[:, None]
-            image[where] = torch.lerp(image[where], colour, inside[:, None])
+            image.index_copy_(0, where, torch.lerp(image[where], colour, inside[:, None]))
         image = image * self._column(ground, GAIN, 3) + self._column(ground, OFFSET)
         image = image + self._column(ground, NOISE) * torch.randn(
             image.shape, generator=random, device=self.device, dtype=image.dtype
         )
         coarse = np.flatnonzero(ground[:, QUANT])
         if len(coarse) and not (spec.height % 8 or spec.width % 8):
-            where = torch.from_numpy(coarse).to(self.device)
-            image[where] = _compressed(image[where], torch.from_numpy(ground[coarse, QUANT]).to(self.device))
+            where = self._moved(coarse)
+            image = image.index_copy(0, where, _compressed(image[where], self._moved(ground[coarse, QUANT])))
         return (image * 255).round_().clamp_(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
 
     def owners(self, spec: Spec, cells: tuple[int, int]) -> Tensor:
@@ -93,8 +91,8 @@ class Painter:
             there = np.flatnonzero(spec.slots[:, number, ON])
             if not len(there):
                 continue
-            where = torch.from_numpy(there).to(self.device)
-            some = torch.from_numpy(spec.slots[there, number]).to(self.device)
+            where = self._moved(there)
+            some = self._moved(spec.slots[there, number])
             covered = self._distance(some, rows[None, :, None], columns[None, None, :]) > 0
             near_row = (rows[None, :, None] - some[:, Y, None, None]).abs() <= 0.5 * spec.height / high
             near_column = (columns[None, None, :] - some[:, X, None, None]).abs() <= 0.5 * spec.width / wide
@@ -119,19 +117,28 @@ class Painter:
             there = np.flatnonzero((ground[:, PHOTO] > 0) == is_photo)
             if not len(there):
                 continue
-            where = torch.from_numpy(there).to(self.device)
-            some = torch.from_numpy(ground[there]).to(self.device)
+            where = self._moved(there)
+            some = self._moved(ground[there])
             affine = some[:, AFFINE : AFFINE + 6].view(-1, 2, 3)
             grid = F.affine_grid(affine, [len(there), 1, spec.height, spec.width], align_corners=False)
             read = F.grid_sample(bank[some[:, BANK].long()], grid, padding_mode="reflection", align_corners=False)
             if not is_photo:
                 first, second = (some[:, at : at + 3, None, None] for at in (FIRST, SECOND))
                 read = first + (second - first) * read
-            image[where] = read
+            image.index_copy_(0, where, read)
         return image
 
+    def _moved(self, array: np.ndarray) -> Tensor:
+        return moved(array, self.device)
+
     def _column(self, ground: np.ndarray, at: int, count: int = 1) -> Tensor:
-        return torch.from_numpy(ground[:, at : at + count]).to(self.device)[:, :, None, None]
+        return self._moved(ground[:, at : at + count])[:, :, None, None]
+
+
+def moved(array: np.ndarray, device: torch.device) -> Tensor:
+    """On the device, without waiting for what it is doing."""
+    here = torch.from_numpy(np.ascontiguousarray(array))
+    return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here
 
 
 def _compressed(image: Tensor, step: Tensor) -> Tensor:
@@ -146,7 +153,7 @@ def _compressed(image: Tensor, step: Tensor) -> Tensor:
     basis[0] *= math.sqrt(0.5)
     blocks = luma.view(count, height // 8, 8, width // 8, 8)
     spectrum = torch.einsum("ka,nhawb,lb->nhkwl", basis, blocks, basis)
-    coarse = (0.02 + 0.02 * (k[:, None] + k[None])) [:, None, :] * step[:, None, None, None, None]
+    coarse = (0.02 + 0.02 * (k[:, None] + k[None]))[:, None, :] * step[:, None, None, None, None]
     spectrum = (spectrum / coarse).round() * coarse
     luma = torch.einsum("ka,nhkwl,lb->nhawb", basis, spectrum, basis).reshape(count, height, width)
     blue, red = luma + chroma[:, 0] / 0.564, luma + chroma[:, 1] / 0.713
@@ -220,6 +227,9 @@ def _star() -> list[tuple[float, float]]:
 def _heart() -> list[tuple[float, float]]:
     turns = [n * 2 * math.pi / 60 for n in range(60)]
     return [
-        (math.sin(t) ** 3, -(13 * math.cos(t) - 5 * math.cos(2 * t) - 2 * math.cos(3 * t) - math.cos(4 * t)) / 16 - 0.08)
+        (
+            math.sin(t) ** 3,
+            -(13 * math.cos(t) - 5 * math.cos(2 * t) - 2 * math.cos(3 * t) - math.cos(4 * t)) / 16 - 0.08,
+        )
         for t in turns
     ]

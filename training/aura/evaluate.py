@@ -46,18 +46,27 @@ class Tally:
 
 @torch.no_grad()
 def evaluate(
-    made: Qwen3VL, feeder: Feeder, maker: Maker, *, silent_id: int, rows: int, batches: int = 1, plans: tuple[Plan, ...] = PLANS
+    made: Qwen3VL,
+    feeder: Feeder,
+    maker: Maker,
+    *,
+    silent_id: int,
+    rows: int,
+    batches: int = 1,
+    plans: tuple[Plan, ...] = PLANS,
 ) -> Tally:
     """`batches` batches of each plan."""
     tally = Tally()
     for plan in plans * batches:
-        batch = maker.batch(plan, rows=rows)
+        batch = maker.batch(plan, rows=rows, vary=False)
         inputs = feeder.inputs(batch)
         with torch.autocast(inputs.tokens.device.type, torch.bfloat16, enabled=inputs.tokens.device.type == "cuda"):
             result = outcome(made, inputs)
         right = right_decisions(result, len(batch.kinds)).tolist()
         first = torch.full((len(batch.kinds),), result.targets.shape[0], device=result.targets.device)
-        first = first.scatter_reduce(0, result.decisions, torch.arange(len(result.decisions), device=first.device), "amin")
+        first = first.scatter_reduce(
+            0, result.decisions, torch.arange(len(result.decisions), device=first.device), "amin"
+        )
         silent = (result.logits.argmax(-1)[first] == silent_id).tolist()
         where = "image" if plan.still else "look" if plan.chunks is None else "live" if plan.chunks < 20 else "long"
         for number, kind in enumerate(batch.kinds):

@@ -66,9 +66,7 @@ class Look:
             second = [min(1.0, max(0.0, v + random.uniform(-spread, spread))) for v in first]
             ground[draw.FIRST : draw.FIRST + 3], ground[draw.SECOND : draw.SECOND + 3] = first, second
             ends = (first, second) if ground[draw.BANK] else (first,)
-            banned = frozenset(
-                n for n, rgb in enumerate(RGB) if min(math.dist(rgb, end) for end in ends) < 0.38
-            )
+            banned = frozenset(n for n, rgb in enumerate(RGB) if min(math.dist(rgb, end) for end in ends) < 0.38)
             if len(banned) > 4:
                 return cls.choose(random, album)
             if random.random() < 0.2:
@@ -113,7 +111,11 @@ class Look:
         if things:
             x, y, radius = things[0].x * width, things[0].y * height, 2.3 * things[0].radius
         else:
-            x, y, radius = width * (0.5 + 0.13 * math.sin(card)), height * (0.48 + 0.05 * math.cos(3 * card)), 0.36 * unit
+            x, y, radius = (
+                width * (0.5 + 0.13 * math.sin(card)),
+                height * (0.48 + 0.05 * math.cos(3 * card)),
+                0.36 * unit,
+            )
         turn = 0.2 * math.sin(7.0 * x + card)
         rgb = RGB[card]
         slots[0] = (CARD, x, y, radius, turn, *rgb, 0.0, 1, card, 0)

@@ -34,7 +34,8 @@ class PaddedKV:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         rows, heads, dim = q.shape
         q, k, v = (x.view(self._batch, rows // self._batch, -1, dim).transpose(1, 2) for x in (q, k, v))
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        k, v = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (k, v))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return out.transpose(1, 2).reshape(rows, heads, dim)
 
 
@@ -76,7 +77,9 @@ def network(seed: int, sizes: Sizes = NANO) -> Qwen3VL:
             elif "patch_embed" in name:
                 weight.normal_(0, 0.03)
             else:
-                weight.normal_(0, weight.shape[1] ** -0.5 * (deep if name.endswith(("o_proj.weight", "down_proj.weight")) else 0.8))
+                weight.normal_(
+                    0, weight.shape[1] ** -0.5 * (deep if name.endswith(("o_proj.weight", "down_proj.weight")) else 0.8)
+                )
         for name, bias in made.named_parameters():
             if name.endswith("bias") and bias.dim() == 1:
                 bias.zero_()
@@ -125,8 +128,7 @@ class Feeder:
         said = np.flatnonzero(batch.weights)
 
         def moved(array: np.ndarray) -> Tensor:
-            here = torch.from_numpy(array)
-            return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here
+            return draw.moved(array, device)
 
         patches, cells, grid = None, None, (0, 0)
         if len(batch.group_frames):
@@ -143,7 +145,7 @@ class Feeder:
 
     def _cells(self, batch: Batch, pairs: Tensor, cells: tuple[int, int]) -> Tensor:
         owner = self._painter.owners(batch.spec, cells).flatten(1)
-        slots = torch.from_numpy(batch.spec.slots).to(owner.device)
+        slots = draw.moved(batch.spec.slots, owner.device)
 
         def read(column: int) -> Tensor:
             return slots[:, :, column].gather(1, owner.clamp_min(0)).long()
@@ -167,7 +169,7 @@ class Outcome:
 
 
 def outcome(made: Qwen3VL, inputs: Inputs) -> Outcome:
-    batch, width = inputs.tokens.shape
+    batch = len(inputs.tokens)
     x = made.embed_tokens(inputs.tokens.flatten())
     adds: list[Tensor] = []
     main = None
@@ -192,4 +194,3 @@ def right_decisions(result: Outcome, count: int) -> Tensor:
     """bool [count]: every token of the message is the likeliest after those before it, so greedy decoding says just this."""
     wrong = (result.logits.argmax(-1) != result.targets).long()
     return torch.zeros(count, dtype=torch.long, device=wrong.device).index_add_(0, result.decisions, wrong) == 0
-

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from random import Random
 
 from training.aura.words import NUMBERS, a, expand, joined, name, plural, shape_word
@@ -34,12 +35,12 @@ Asked = tuple[str, str, str]
 
 
 def listed(things: Sequence[Thing]) -> str | None:
-    """"a red circle and two blue stars", from left to right; None when the order would be a matter of taste."""
+    """ "a red circle and two blue stars", from left to right; None when the order would be a matter of taste."""
     groups: dict[tuple[int, int], list[Thing]] = {}
     for thing in sorted(things, key=lambda t: t.x):
         groups.setdefault((thing.colour, thing.shape), []).append(thing)
     edges = [group[0].x for group in groups.values()]
-    if len(groups) > 4 or any(after - before < 0.05 for before, after in zip(edges, edges[1:], strict=False)):
+    if len(groups) > 4 or any(after - before < 0.05 for before, after in pairwise(edges)):
         return None
     return joined([counted(len(group), name(*pair)) for pair, group in groups.items()])
 
@@ -90,7 +91,11 @@ class Named:
 
     @property
     def none(self) -> str:
-        return "I do not see anything " + COLOURS[self.colour or 0] + "." if self.shape is None else f"I do not see {a(self.short)}."
+        return (
+            "I do not see anything " + COLOURS[self.colour or 0] + "."
+            if self.shape is None
+            else f"I do not see {a(self.short)}."
+        )
 
 
 def named(random: Random, view: View, *, present: float = 0.75, kinds: str = "csb") -> Named:
@@ -210,7 +215,9 @@ def count(random: Random, view: View) -> Asked | None:
             noun = colour + shape_word(random, ref.shape, plural=True)
         none = f"I do not see any {plural(short)}."
     question = expand(
-        random, "[how many {x} [are there|do you see|can you see|are you seeing|do i have|are in the picture]|how many {x}|count the {x}|what is the number of {x}]", x=noun
+        random,
+        "[how many {x} [are there|do you see|can you see|are you seeing|do i have|are in the picture]|how many {x}|count the {x}|what is the number of {x}]",
+        x=noun,
     )
     if not found:
         return "count", question, none
@@ -222,7 +229,8 @@ def exists(random: Random, view: View) -> Asked | None:
     ref = named(random, view, present=0.5)
     thing = f"[anything|something] {COLOURS[ref.colour or 0]}" if ref.shape is None else a(ref.said)
     question = expand(
-        random, f"[is there {thing}[| in the picture| here]|do you see {thing}|can you see {thing}|is {thing} [there|here]|do i have {thing}|have you got {thing}]"
+        random,
+        f"[is there {thing}[| in the picture| here]|do you see {thing}|can you see {thing}|is {thing} [there|here]|do i have {thing}|have you got {thing}]",
     )
     if ref.shape is None:
         what = f"something {COLOURS[ref.colour or 0]}" if ref.found else f"anything {COLOURS[ref.colour or 0]}"
@@ -233,10 +241,18 @@ def exists(random: Random, view: View) -> Asked | None:
 
 def where(random: Random, view: View) -> Asked | None:
     ref = named(random, view, present=0.9)
-    question = expand(random, "[where is the {x}[| now]|where's the {x}|in which place is the {x}|where do you see the {x}|where can i find the {x}|what is the position of the {x}]", x=ref.said)
+    question = expand(
+        random,
+        "[where is the {x}[| now]|where's the {x}|in which place is the {x}|where do you see the {x}|where can i find the {x}|what is the position of the {x}]",
+        x=ref.said,
+    )
     if len(view.things) == 1 and random.random() < 0.3:
         spot = place(view.things[0])
-        return None if spot is None else ("where", expand(random, "where is [it|this|that|the shape|the thing]"), f"It is {spot}.")
+        return (
+            None
+            if spot is None
+            else ("where", expand(random, "where is [it|this|that|the shape|the thing]"), f"It is {spot}.")
+        )
     if not ref.found:
         return "where", question, ref.none
     if len(ref.found) > 1:
@@ -260,10 +276,21 @@ def what_is_at(random: Random, view: View) -> Asked | None:
             return None
         found = [t for t, s in zip(view.things, sides, strict=True) if s == side]
         short = f"on the {side}" if axis is across else f"at the {side}"
-        said = random.choice((short, short, f"on the {side}", f"on the {side} side" if axis is across else f"at the {side} of the picture"))
+        said = random.choice(
+            (
+                short,
+                short,
+                f"on the {side}",
+                f"on the {side} side" if axis is across else f"at the {side} of the picture",
+            )
+        )
     if not found and random.random() < 0.5:
         return None
-    question = expand(random, "[what is {x}|what's {x}|what do you see {x}|which shape is {x}|which shapes are {x}|what can you see {x}|is there anything {x}]", x=said)
+    question = expand(
+        random,
+        "[what is {x}|what's {x}|what do you see {x}|which shape is {x}|which shapes are {x}|what can you see {x}|is there anything {x}]",
+        x=said,
+    )
     things = listed(found) if found else "nothing"
     return None if things is None else ("at", question, f"I see {things} {short}.")
 
@@ -279,10 +306,18 @@ def size(random: Random, view: View) -> Asked | None:
         if sum((t.colour, t.shape) == (pick.colour, pick.shape) for t in view.things) > 1:
             return None
         word = random.choice(("smallest", "smaller", "smallest") if small else ("biggest", "bigger", "largest"))
-        question = expand(random, "[which [shape|one|thing] is [the|the|] {w}|what is the {w} [shape|one|thing]|which is the {w}[| one| shape]]", w=word)
+        question = expand(
+            random,
+            "[which [shape|one|thing] is [the|the|] {w}|what is the {w} [shape|one|thing]|which is the {w}[| one| shape]]",
+            w=word,
+        )
         return "size", question, f"The {name(pick.colour, pick.shape)} is the {'smallest' if small else 'biggest'}."
     ref = named(random, view, present=0.95)
-    question = expand(random, "[is the {x} [big or small|small or big|large or small]|how [big|large] is the {x}|what size is the {x}|what is the size of the {x}]", x=ref.said)
+    question = expand(
+        random,
+        "[is the {x} [big or small|small or big|large or small]|how [big|large] is the {x}|what size is the {x}|what is the size of the {x}]",
+        x=ref.said,
+    )
     if not ref.found:
         return "size", question, ref.none
     if len(ref.found) > 1:
@@ -302,7 +337,10 @@ def motion(random: Random, view: View) -> Asked | None:
         return None
     movers = [t for t in view.things if t.motion is not None]
     if random.random() < 0.3:
-        question = expand(random, "[what is moving|is anything moving|is something moving|what moves|which [shape|one] is moving|does anything move|what's moving]")
+        question = expand(
+            random,
+            "[what is moving|is anything moving|is something moving|what moves|which [shape|one] is moving|does anything move|what's moving]",
+        )
         if not movers:
             return "motion", question, "Nothing is moving."
         things = listed(movers)
@@ -328,8 +366,16 @@ def motion(random: Random, view: View) -> Asked | None:
             return "motion", question, ref.none
         way = ref.found[0].motion
         lower = subject[0].lower() + subject[1:]
-        return "motion", question, f"No, {lower} is not moving." if way is None else f"Yes, {lower} is moving {toward(way)}."
-    question = expand(random, "[which way is {x} moving|where is {x} [moving|going]|in which direction is {x} moving|what direction is {x} moving|which direction is {x} going|which way does {x} [go|move]|what is {x} doing|how is {x} moving]", x=the)
+        return (
+            "motion",
+            question,
+            f"No, {lower} is not moving." if way is None else f"Yes, {lower} is moving {toward(way)}.",
+        )
+    question = expand(
+        random,
+        "[which way is {x} moving|where is {x} [moving|going]|in which direction is {x} moving|what direction is {x} moving|which direction is {x} going|which way does {x} [go|move]|what is {x} doing|how is {x} moving]",
+        x=the,
+    )
     if not ref.found:
         return "motion", question, ref.none
     way = ref.found[0].motion
@@ -394,7 +440,10 @@ RECENT, FORGOTTEN = 3, 5  # chunks: an event this young is news, one this old is
 def changed(random: Random, view: View) -> Asked | None:
     if not view.moving or len(view.events) < 2:
         return None
-    question = expand(random, "[what [just|] [changed|happened]|what has changed|did [something|anything] [change|happen]|what is [different|new][| now]|what was that]")
+    question = expand(
+        random,
+        "[what [just|] [changed|happened]|what has changed|did [something|anything] [change|happen]|what is [different|new][| now]|what was that]",
+    )
     for age, event in enumerate(reversed(view.events)):
         if event is not None:
             if age < RECENT:
@@ -407,15 +456,26 @@ def card(random: Random, view: View) -> Asked | None:
     colour = None if view.card is None else COLOURS[view.card]
     kind = random.random()
     if kind < 0.45:
-        question = expand(random, "[what colour is [the|my|this] card|which colour is [the|my] card|what card is this|what's the colour of the card]")
+        question = expand(
+            random,
+            "[what colour is [the|my|this] card|which colour is [the|my] card|what card is this|what's the colour of the card]",
+        )
         return "card", question, "I do not see a card." if colour is None else f"The card is {colour}."
     if kind < 0.7:
-        question = expand(random, "[what am i holding[| up| in my hand]|what do i have in my hand|what is in my hand|what do you see in my hand|what's in my hand]")
+        question = expand(
+            random,
+            "[what am i holding[| up| in my hand]|what do i have in my hand|what is in my hand|what do you see in my hand|what's in my hand]",
+        )
         return "card", question, "I do not see a card." if colour is None else f"You are holding {a(colour)} card."
     if kind < 0.85 or colour is None:
-        question = expand(random, "[is there a card|do you see [a|my|the] card|can you see [a|my|the] card|am i holding a card]")
+        question = expand(
+            random, "[is there a card|do you see [a|my|the] card|can you see [a|my|the] card|am i holding a card]"
+        )
         return "card", question, "No, I do not see a card." if colour is None else f"Yes, I see {a(colour)} card."
-    question = expand(random, "[what is on [the|my] card|which shape is on [the|my] card|what's on the card|what do you see on [the|my] card]")
+    question = expand(
+        random,
+        "[what is on [the|my] card|which shape is on [the|my] card|what's on the card|what do you see on [the|my] card]",
+    )
     things = listed(view.things) if view.things else "nothing"
     return None if things is None else ("card", question, f"I see {things} on the card.")
 

@@ -58,8 +58,43 @@ _OUTSIDE = (
     "do you believe in {n}", "what would you {v}", "why do people {v}", "who won the {n}", "how tall is {p}", "order me a {n}",
     "it is [cold|hot|late|early|raining] today", "i have a {n} and a {m}", "what is the difference between a {n} and a {m}",
 )  # fmt: skip
-_DIGITS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "twelve", "twenty", "fifty", "a hundred")
-_NOISE = ("um", "uh", "hmm", "mm", "ah", "eh", "er", "uhm", "hm", "mhm", "oh", "um um", "uh huh", "ähm", "mmm", "huh", "umm", "uh uh", "erm")
+_DIGITS = (
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "twelve",
+    "twenty",
+    "fifty",
+    "a hundred",
+)
+_NOISE = (
+    "um",
+    "uh",
+    "hmm",
+    "mm",
+    "ah",
+    "eh",
+    "er",
+    "uhm",
+    "hm",
+    "mhm",
+    "oh",
+    "um um",
+    "uh huh",
+    "ähm",
+    "mmm",
+    "huh",
+    "umm",
+    "uh uh",
+    "erm",
+)
 _SYLLABLES = ("ba", "con", "der", "el", "fi", "gra", "hol", "in", "ja", "ker", "lo", "men", "no", "or", "pre", "qui", "ro", "sta", "tion", "ul", "ver", "wi", "yo", "zen", "ing", "ly", "ed")  # fmt: skip
 
 

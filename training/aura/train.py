@@ -12,7 +12,7 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from ctypes import c_double
 from multiprocessing import Value
 from multiprocessing.sharedctypes import Synchronized
@@ -25,7 +25,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from aura_omni.models.qwen3_vl import Qwen3VL
 from aura_omni.nano.published import NANO, Sizes
 from training.aura import photos, vocabulary
 from training.aura.data import Batch, Maker, Plan
@@ -37,6 +36,7 @@ from training.aura.model import SMOKE, Feeder, Tutor, network, outcome
 
 WARM_UP = 150  # steps
 DECAY = 0.05
+SIGHT = 0.4  # weight of the tower's own loss at the start; a tenth of it at the end
 AVERAGE = 0.998  # of the weights, per step
 TOY = Plan(160, 96, rounds=3, toy=True)
 
@@ -44,7 +44,9 @@ TOY = Plan(160, 96, rounds=3, toy=True)
 class Batches(IterableDataset[Batch]):
     """Endless. progress is shared with the training, so that conversations grow longer as it goes on."""
 
-    def __init__(self, words: Path, album: Album, *, seed: int, rows: int, progress: Synchronized[float], toy: bool) -> None:
+    def __init__(
+        self, words: Path, album: Album, *, seed: int, rows: int, progress: Synchronized[float], toy: bool
+    ) -> None:
         self._words, self._album, self._seed, self._rows, self._progress = words, album, seed, rows, progress
         self._toy = toy
 
@@ -57,7 +59,7 @@ class Batches(IterableDataset[Batch]):
 
 class Trainer:
     def __init__(self, device: torch.device, sizes: Sizes, *, seed: int, rate: float) -> None:
-        self.device, self.rate, self.steps = device, rate, 0
+        self.device, self.rate, self.steps, self.first = device, rate, 0, 0
         self.made = network(seed, sizes).to(device)
         self.tutor = Tutor(sizes.aura.hidden).to(device)
         self.average = network(seed, sizes).to(device).requires_grad_(False)
@@ -81,8 +83,12 @@ class Trainer:
         loss, sight, seen = words, words.new_zeros(()), words.new_zeros(())
         if result.features is not None and inputs.cells is not None:
             sight, seen = self.tutor.loss(result.features, inputs.cells)
-            loss = words + 0.15 * max(0.1, 1 - progress) * sight
-        rate = self.rate * min(1.0, (self.steps + 1) / WARM_UP) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
+            loss = words + SIGHT * max(0.1, 1 - progress) * sight
+        rate = (
+            self.rate
+            * min(1.0, (self.steps - self.first + 1) / WARM_UP)
+            * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
+        )
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.zero_grad(set_to_none=True)
@@ -108,19 +114,25 @@ class Trainer:
             "second": {name: m["exp_avg_sq"].bfloat16() for name, m in moments.items() if m},
         }
         for name, tensors in files.items():
-            save_file({key: value.contiguous().cpu() for key, value in tensors.items()}, out / f"state_{name}.safetensors")
+            save_file(
+                {key: value.contiguous().cpu() for key, value in tensors.items()}, out / f"state_{name}.safetensors"
+            )
         (out / "state.json").write_text(json.dumps({"steps": self.steps}))
 
     def resume(self, out: Path) -> None:
-        files = {name: load_file(out / f"state_{name}.safetensors") for name in ("weights", "average", "first", "second")}
+        files = {
+            name: load_file(out / f"state_{name}.safetensors") for name in ("weights", "average", "first", "second")
+        }
         named = {**dict(self.made.named_parameters(prefix="made")), **dict(self.tutor.named_parameters(prefix="tutor"))}
-        self.steps = json.loads((out / "state.json").read_text())["steps"]
+        self.steps = self.first = json.loads((out / "state.json").read_text())["steps"]
         with torch.no_grad():
             for name, p in named.items():
                 p.copy_(files["weights"][name])
                 if name in files["first"]:
                     self.optimizer.state[p] = {
-                        "step": torch.tensor(float(self.steps), device=self.device if self.device.type == "cuda" else None),
+                        "step": torch.tensor(
+                            float(self.steps), device=self.device if self.device.type == "cuda" else None
+                        ),
                         "exp_avg": files["first"][name].to(self.device, torch.float32),
                         "exp_avg_sq": files["second"][name].to(self.device, torch.float32),
                     }
@@ -128,7 +140,7 @@ class Trainer:
                 p.copy_(files["average"][name])
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
     parser.add_argument("--words", type=Path, help="folder of the tokenizer; made if not given")
@@ -142,7 +154,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--save-every-s", type=float, default=60.0)
     parser.add_argument("--smoke", action="store_true")
-    train(parser.parse_args())
+    train(parser.parse_args(words))
 
 
 def train(arguments: argparse.Namespace) -> None:
@@ -164,12 +176,13 @@ def train(arguments: argparse.Namespace) -> None:
     progress = Value(c_double, 0.3 if arguments.resume else 0.0)
     seed = arguments.seed + 7919 * trainer.steps
     data = Batches(words, album, seed=seed, rows=arguments.rows, progress=progress, toy=arguments.smoke)
-    loader = DataLoader(data, batch_size=None, num_workers=arguments.workers, prefetch_factor=4 if arguments.workers else None)
+    loader = DataLoader(
+        data, batch_size=None, num_workers=arguments.workers, prefetch_factor=4 if arguments.workers else None
+    )
     feeder = Feeder(Painter(pictures, device))
     held_out = Maker(words, unseen[1], seed=99, unseen=True, slips=0.0)
     held_feeder = Feeder(Painter(unseen[0], device))
     start, saved = time.monotonic(), 0.0
-    first = trainer.steps
     print(f"{sum(p.numel() for p in trainer.made.parameters()):,} parameters on {device}", flush=True)
 
     def report(elapsed_s: float, **more: object) -> None:
@@ -183,13 +196,19 @@ def train(arguments: argparse.Namespace) -> None:
         export(trainer.average, words, out / "checkpoint", sizes=sizes)
         plans = {"plans": (TOY,)} if arguments.smoke else {}
         tally = evaluate(
-            trainer.average, held_feeder, held_out, silent_id=held_out.silent_id, rows=arguments.rows // 2, batches=batches, **plans
+            trainer.average,
+            held_feeder,
+            held_out,
+            silent_id=held_out.silent_id,
+            rows=arguments.rows // 2,
+            batches=batches,
+            **plans,
         )
         report(elapsed_s, held_out=tally.shares())
 
     for batch in loader:
         elapsed_s = time.monotonic() - start
-        done = max(elapsed_s / arguments.time_s, (trainer.steps - first) / arguments.steps)
+        done = max(elapsed_s / arguments.time_s, (trainer.steps - trainer.first) / arguments.steps)
         if done >= 1:
             break
         progress.value = 0.3 + 0.7 * done if arguments.resume else done

@@ -1,6 +1,6 @@
 """The words of nano AURA: byte pairs learnt from conversations of the small world.
 
-    python -m training.aura.vocabulary FOLDER
+python -m training.aura.vocabulary FOLDER
 """
 
 from __future__ import annotations

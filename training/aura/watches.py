@@ -65,7 +65,11 @@ class Watch:
         if self.shape is None:
             the = f"The {COLOURS[self.colour or 0]} shape"
         else:
-            the = f"The {SHAPES[self.shape]}" if self.colour is None else f"The {COLOURS[self.colour]} {SHAPES[self.shape]}"
+            the = (
+                f"The {SHAPES[self.shape]}"
+                if self.colour is None
+                else f"The {COLOURS[self.colour]} {SHAPES[self.shape]}"
+            )
         if self.kind == "appear":
             return f"I see {self.what} now."
         if self.kind == "leave":

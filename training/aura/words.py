@@ -1,7 +1,7 @@
 """How people say things: templates, spoken variants, and the slips of a speech recogniser.
 
-    expand(random, "what colour is [the|that] {shape}[| please]", shape="star")
-    spoken(random, text)
+expand(random, "what colour is [the|that] {shape}[| please]", shape="star")
+spoken(random, text)
 """
 
 from __future__ import annotations
@@ -67,7 +67,22 @@ def joined(parts: list[str]) -> str:
     return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
 
 
-_BEFORE = ("please", "hey", "so", "okay", "um", "uh", "and", "now", "well", "can you tell me", "tell me", "hello", "aura", "and now")
+_BEFORE = (
+    "please",
+    "hey",
+    "so",
+    "okay",
+    "um",
+    "uh",
+    "and",
+    "now",
+    "well",
+    "can you tell me",
+    "tell me",
+    "hello",
+    "aura",
+    "and now",
+)
 _AFTER = ("please", "now", "right now", "then", "exactly", "for me", "aura")
 
 
