@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from training.aura.looks import Album
 
@@ -20,7 +19,9 @@ RATE = 4.0
 
 def frames_of(film: Path) -> np.ndarray:
     """uint8 [n, 144, 256, 3]."""
-    from aura_omni.media.video import decode_video  # PyAV, which training itself does not need
+    from PIL import Image  # and PyAV: training itself needs neither
+
+    from aura_omni.media.video import decode_video
 
     video = decode_video(film.read_bytes(), max_frames=80, max_pixels=4_000_000, fps=RATE)
     return np.stack([np.asarray(Image.fromarray(frame).resize((256, 144))) for frame in video.frames])

@@ -3,11 +3,13 @@
 #   DATA=folder of words/ and photos.npz  TIME_S=300  RESUME=folder  training/aura/run_gpu.sh OUT
 set -euo pipefail
 out=$1
+checkpoint=${CHECKPOINT:-$out/checkpoint}
 mkdir -p "$out"
 export OMP_NUM_THREADS=2 TOKENIZERS_PARALLELISM=false PYTHONPATH=.
-python3 -m training.aura.train "$out" --words "$DATA/words" --photos "$DATA/photos.npz" --time-s "${TIME_S:-300}" \
-  --rows "${ROWS:-40960}" --rate "${RATE:-1.5e-3}" --workers "${WORKERS:-8}" --save-every-s "${SAVE_S:-75}" --steps "${STEPS:-1000000}" \
-  ${RESUME:+--resume "$RESUME"} 2>&1 | tail -n 400
-timeout "${SERVE_S:-40}" python3 -m training.aura.serve "$out/checkpoint" --photos "$DATA/photos.npz" --looks "${LOOKS:-40}" \
-  --sessions "${SESSIONS:-12}" > "$out/served.json" || echo "evaluation by the serving stage did not finish"
-cat "$out/served.json"
+python3 -m training.aura.train "$out" --words "$DATA/words" --photos "$DATA/photos.npz" --checkpoint "$checkpoint" \
+  --time-s "${TIME_S:-300}" --rows "${ROWS:-40960}" --rate "${RATE:-1.5e-3}" --workers "${WORKERS:-8}" \
+  --save-every-s "${SAVE_S:-75}" --steps "${STEPS:-1000000}" ${RESUME:+--resume "$RESUME"} 2>&1 | tail -n 200
+if [ "${LOOKS:-0}" -gt 0 ]; then
+  timeout "${SERVE_S:-60}" python3 -m training.aura.serve "$checkpoint" --photos "$DATA/photos.npz" --looks "$LOOKS" \
+    --sessions "${SESSIONS:-12}" | tee "$out/served.json"
+fi

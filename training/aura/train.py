@@ -145,6 +145,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--words", type=Path, help="folder of the tokenizer; made if not given")
     parser.add_argument("--photos", type=Path, help="the file of training.aura.photos; grey cards if not given")
+    parser.add_argument("--checkpoint", type=Path, help="folder of the served form; OUT/checkpoint if not given")
     parser.add_argument("--resume", type=Path)
     parser.add_argument("--time-s", type=float, default=300.0)
     parser.add_argument("--steps", type=int, default=10**9)
@@ -161,7 +162,8 @@ def train(arguments: argparse.Namespace) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     sizes, out = SMOKE if arguments.smoke else NANO, arguments.out
     out.mkdir(parents=True, exist_ok=True)
-    words = arguments.words or out / "checkpoint"
+    checkpoint = arguments.checkpoint or out / "checkpoint"
+    words = arguments.words or checkpoint
     if arguments.words is None:
         vocabulary.write(words)
     if arguments.photos is None:
@@ -193,7 +195,7 @@ def train(arguments: argparse.Namespace) -> None:
 
     def check(elapsed_s: float, batches: int) -> None:
         trainer.save(out)
-        export(trainer.average, words, out / "checkpoint", sizes=sizes)
+        export(trainer.average, words, checkpoint, sizes=sizes)
         plans = {"plans": (TOY,)} if arguments.smoke else {}
         tally = evaluate(
             trainer.average,
@@ -218,7 +220,7 @@ def train(arguments: argparse.Namespace) -> None:
         if elapsed_s - saved > arguments.save_every_s:
             saved = elapsed_s
             check(elapsed_s, 1)
-    check(time.monotonic() - start, 1 if arguments.smoke else 4)
+    check(time.monotonic() - start, 4)
 
 
 if __name__ == "__main__":
