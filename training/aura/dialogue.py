@@ -14,6 +14,7 @@ from training.aura import questions, small_talk, watches
 from training.aura.questions import View
 from training.aura.words import expand, spoken
 from training.aura.world import (
+    BIG,
     COLOURS,
     DIRECTIONS,
     MOST,
@@ -125,10 +126,11 @@ def talk(random: Random, scene: Scene, *, rounds: int) -> Dialogue:
 
 
 def toy(random: Random, scene: Scene, *, rounds: int) -> Dialogue:
-    """One chunk with one thing in it, of four colours and three shapes; silence, or a question about its colour or shape."""
+    """One chunk with one big thing in it, of four colours and three shapes; silence, or a question about its colour or shape."""
     scene.banned = frozenset(n for n, colour in enumerate(COLOURS) if colour not in ("red", "yellow", "green", "blue"))
-    thing = scene.new(*scene.pair(shape=random.choice((0, 1, 3))))
-    scene.things = [] if thing is None else [thing]
+    while not scene.things:
+        thing = scene.new(*scene.pair(shape=random.choice((0, 1, 3))))
+        scene.things = [] if thing is None or thing.radius < BIG[0] * scene.unit else [thing]
     view = View(scene.step().things, scene)
     shown: Shown | None = Shown((view.things, view.things), False)
     done: list[Round] = []
