@@ -156,7 +156,7 @@ def _rounded(sums: Tensor, shift: int) -> Tensor:
     return torch.floor(sums / 2**shift + 0.5).clamp(0, 255)
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=32)
 def _fixed_point_weights(before: int, after: int) -> tuple[Tensor, int]:
     """int16 [after, before] and the number of fraction bits in them."""
     scale = before / after

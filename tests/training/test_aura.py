@@ -15,15 +15,16 @@ from aura_omni.flow import SILENT_TEXT, Message, Text
 from aura_omni.media.video import video_of
 from aura_omni.stages.aura import AuraStage
 from tests.aura_tiny import PlainKV, forward, sequence_of
-from training.aura import draw, train, vocabulary
+from training.aura import draw, speed, train, vocabulary
 from training.aura.data import Maker, Plan
 from training.aura.dialogue import live
 from training.aura.draw import Painter
 from training.aura.export import export
 from training.aura.looks import Album
-from training.aura.model import SMOKE, Feeder, control_ids, network, outcome
+from training.aura.model import POSITIONS, SMOKE, Feeder, control_ids, network, outcome
+from training.aura.probe import Case, CaseMaker, positions_read
 from training.aura.questions import View, count, named
-from training.aura.world import COLOURS, SHAPES, Scene, Start, held_out
+from training.aura.world import BIG, COLOURS, SHAPES, Scene, Start, held_out
 
 CPU = torch.device("cpu")
 PHOTOS = np.random.default_rng(0).integers(0, 255, (2, 144, 256, 3), dtype=np.uint8)
@@ -151,3 +152,48 @@ def test_a_smoke_run_trains_stops_and_goes_on(words: Path, tmp_path: Path) -> No
     train.main([str(tmp_path / "b"), *common, "--resume", str(tmp_path / "a")])
     assert json.loads((tmp_path / "b" / "state.json").read_text()) == {"steps": 6}
     AuraStage.load(Checkpoint.find(str(tmp_path / "b" / "checkpoint")), device=CPU, dtype=torch.float32)
+
+
+def test_the_tower_is_taught_where_the_thing_of_a_cell_is(words: Path) -> None:
+    maker = CaseMaker(words, ALBUM, seed=3, case=Case(1, BIG))
+    batch = maker.batch(Plan(256, 144), rows=2000, vary=False)
+    cells = Feeder(Painter(PHOTOS, CPU)).inputs(batch).cells
+    assert cells is not None
+    thing = batch.spec.slots[batch.group_frames[:, 1], 2]
+    there = cells[2] > 0
+    for row, column, side in ((5, draw.X, 256), (6, draw.Y, 144)):
+        third = torch.from_numpy(1 + (thing[:, column] > 0.4 * side).astype(int) + (thing[:, column] > 0.6 * side))
+        assert (cells[row] == torch.where(there, third[:, None], 0)).all()
+    assert (cells[7] == 3 * there).all()
+    assert there.any(1).all()
+
+
+def test_positions_can_be_read_from_an_untrained_tower_beside_the_pictures(words: Path) -> None:
+    made = network(1, SMOKE)
+    feeder, maker = Feeder(Painter(PHOTOS, CPU)), CaseMaker(words, ALBUM, seed=3, case=Case(1))
+    faint, loud_read = positions_read(made, feeder, maker, rows=3000)
+    with torch.no_grad():
+        made.visual.pos_embed.weight.mul_(0.02 / POSITIONS)
+    fainter, faint_read = positions_read(made, feeder, maker, rows=3000)
+    assert faint > 0.1 > 0.05 > fainter
+    assert min(loud_read) > 0.15 + max(faint_read)
+
+
+def test_faint_positions_wake_and_others_stay(words: Path) -> None:
+    trainer = train.Trainer(CPU, SMOKE, seed=1, rate=1e-3)
+    weight = trainer.made.visual.pos_embed.weight
+    before = weight.detach().clone()
+    trainer.wake_positions()
+    torch.testing.assert_close(weight.detach(), before, rtol=0.02, atol=0)
+    with torch.no_grad():
+        weight.mul_(0.1)
+    trainer.wake_positions()
+    assert float(weight.detach().square().mean().sqrt()) == pytest.approx(POSITIONS, rel=1e-3)
+
+
+def test_what_a_step_is_made_of_is_measured(words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    films = np.array([[0, 2]])
+    np.savez(tmp_path / "photos.npz", train=PHOTOS, train_films=films, unseen=PHOTOS, unseen_films=films)
+    common = ["--words", str(words), "--photos", str(tmp_path / "photos.npz"), "--rows", "400", "--steps", "1"]
+    speed.main(common, sizes=SMOKE, plans=(Plan(96, 64, rounds=2),))
+    assert capsys.readouterr().out.startswith("96x64 look")

@@ -90,14 +90,19 @@ def writer_of(words: Path) -> PromptWriter:
 
 
 class Maker:
-    def __init__(self, words: Path, album: Album, *, seed: int, unseen: bool = False, slips: float = 0.02) -> None:
-        """words: the folder of the tokenizer. unseen: show the pairs of colour and shape that training never shows."""
+    def __init__(
+        self, words: Path, album: Album, *, seed: int, unseen: bool = False, slips: float = 0.02, lesson: bool = False
+    ) -> None:
+        """words: the folder of the tokenizer. unseen: show the pairs of colour and shape that training never shows.
+
+        lesson: see Scene.
+        """
         self.random = Random(seed)
         self._writer, self._album = writer_of(words), album
         self._tokenizer = TextTokenizer.load(Checkpoint.find(str(words)))
         self._header = tuple(self._tokenizer.encode("assistant\n"))
         self.silent_id = self._writer.controls.silent or 0
-        self._unseen, self._slips = unseen, slips
+        self._unseen, self._slips, self._lesson = unseen, slips, lesson
 
     # ------------------------------------------------------------ what to make
 
@@ -112,7 +117,7 @@ class Maker:
             ((width, height),) = random.choices([size for size, _ in SIZES[:4]], [often for _, often in SIZES[:4]])
             return Plan(width, height, chunks=random.randint(2, 12))
         ((width, height),) = random.choices([size for size, _ in SIZES], [often for _, often in SIZES])
-        rounds = random.randint(1, 6)
+        rounds = random.randint(2, 12)  # questions cost fewer rows than pictures
         kind = random.random()
         if kind < 0.25:
             return Plan(width, height, still=True, frames=1, rounds=rounds)
@@ -123,7 +128,7 @@ class Maker:
     def conversation(self, plan: Plan) -> tuple[Dialogue, Look | None]:
         random = self.random
         look = Look.choose(random, self._album)
-        scene = Scene(random, plan.height, plan.width, self._unseen, look.banned, self._slips)
+        scene = Scene(random, plan.height, plan.width, self._unseen, look.banned, self._slips, self._lesson)
         if plan.chunks is not None:
             return dialogue.live(random, scene, chunks=plan.chunks, ask=random.choice((0.15, 0.35, 0.6))), look
         if random.random() < 0.1 and not plan.toy:

@@ -64,6 +64,8 @@ class Dialogue:
     before: tuple[tuple[str, str], ...] = ()
 
 
+# How often a look shows so many things. One alone is soon known; two and three teach which is which.
+COUNTS, LESSON_COUNTS = (1, 6, 5, 4, 3, 3), (0.6, 3, 8, 6, 3, 2)
 SYSTEMS = (
     None, None, None, None, None, "",
     "You are a helpful assistant.",
@@ -74,7 +76,11 @@ SYSTEMS = (
 
 def look(random: Random, scene: Scene, *, frames: int, still: bool, card: int | None, rounds: int) -> Dialogue:
     """One medium of `frames` frames (an image: 1), then `rounds` rounds about it."""
-    scene.populate(min(1, random.randrange(2)) if card is not None else random.choices(range(6), (1, 6, 5, 4, 3, 3))[0])
+    scene.populate(
+        min(1, random.randrange(2))
+        if card is not None
+        else random.choices(range(6), LESSON_COUNTS if scene.lesson else COUNTS)[0]
+    )
     chunks: list[Chunk] = []
     for _ in range((frames + 1) // 2):
         chunks.append(scene.step(_action(random, scene, quiet=0.6) if not still and card is None else None))

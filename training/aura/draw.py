@@ -57,28 +57,32 @@ class Painter:
 
     def _slice(self, spec: Spec, which: slice, random: torch.Generator) -> Tensor:
         slots, ground = spec.slots[which], spec.ground[which]
-        image = self._background(spec, ground)
+        there_slots, there_ground = (
+            self._moved(slots),
+            self._moved(ground),
+        )  # once: each transfer costs more than its bytes
+        image = self._background(spec, ground, there_ground)
         rows, columns = self._axes(spec.height, spec.width)
-        softness = self._moved(1 + 2 * ground[:, BLUR])
+        softness = 1 + 2 * there_ground[:, BLUR]
         for number in range(slots.shape[1]):
             there = np.flatnonzero(slots[:, number, ON])
             if not len(there):
                 continue
             where = self._moved(there)
-            some = self._moved(slots[there, number])
+            some = there_slots[where, number]
             distance = self._distance(some, rows[None, :, None], columns[None, None, :])
             inside = (distance / softness[where][:, None, None] + 0.5).clamp_(0, 1)
             rim = some[:, OUTLINE, None, None] * (distance < 0.13 * some[:, RADIUS, None, None])
             colour = some[:, RED : BLUE + 1, None, None] * (1 - rim)[:, None]
             image.index_copy_(0, where, torch.lerp(image[where], colour, inside[:, None]))
-        image = image * self._column(ground, GAIN, 3) + self._column(ground, OFFSET)
-        image = image + self._column(ground, NOISE) * torch.randn(
+        image = image * _column(there_ground, GAIN, 3) + _column(there_ground, OFFSET)
+        image = image + _column(there_ground, NOISE) * torch.randn(
             image.shape, generator=random, device=self.device, dtype=image.dtype
         )
         coarse = np.flatnonzero(ground[:, QUANT])
         if len(coarse) and not (spec.height % 8 or spec.width % 8):
             where = self._moved(coarse)
-            image = image.index_copy(0, where, _compressed(image[where], self._moved(ground[coarse, QUANT])))
+            image = image.index_copy(0, where, _compressed(image[where], there_ground[where, QUANT]))
         return (image * 255).round_().clamp_(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
 
     def owners(self, spec: Spec, cells: tuple[int, int]) -> Tensor:
@@ -86,13 +90,14 @@ class Painter:
         high, wide = cells
         rows = (torch.arange(high, device=self.device) + 0.5) * (spec.height / high)
         columns = (torch.arange(wide, device=self.device) + 0.5) * (spec.width / wide)
+        slots = self._moved(spec.slots)
         found = torch.full((len(spec.ground), high, wide), -1, dtype=torch.int64, device=self.device)
         for number in range(spec.slots.shape[1]):
             there = np.flatnonzero(spec.slots[:, number, ON])
             if not len(there):
                 continue
             where = self._moved(there)
-            some = self._moved(spec.slots[there, number])
+            some = slots[where, number]
             covered = self._distance(some, rows[None, :, None], columns[None, None, :]) > 0
             near_row = (rows[None, :, None] - some[:, Y, None, None]).abs() <= 0.5 * spec.height / high
             near_column = (columns[None, None, :] - some[:, X, None, None]).abs() <= 0.5 * spec.width / wide
@@ -111,14 +116,14 @@ class Painter:
         table = self._shapes[some[:, SHAPE].long()]
         return F.grid_sample(table, grid, padding_mode="border", align_corners=False)[:, 0] * radius
 
-    def _background(self, spec: Spec, ground: np.ndarray) -> Tensor:
+    def _background(self, spec: Spec, ground: np.ndarray, moved_ground: Tensor) -> Tensor:
         image = torch.empty(len(ground), 3, spec.height, spec.width, device=self.device)
         for is_photo, bank in ((True, self._photos), (False, self._textures)):
             there = np.flatnonzero((ground[:, PHOTO] > 0) == is_photo)
             if not len(there):
                 continue
             where = self._moved(there)
-            some = self._moved(ground[there])
+            some = moved_ground[where]
             affine = some[:, AFFINE : AFFINE + 6].view(-1, 2, 3)
             grid = F.affine_grid(affine, [len(there), 1, spec.height, spec.width], align_corners=False)
             read = F.grid_sample(bank[some[:, BANK].long()], grid, padding_mode="reflection", align_corners=False)
@@ -131,8 +136,9 @@ class Painter:
     def _moved(self, array: np.ndarray) -> Tensor:
         return moved(array, self.device)
 
-    def _column(self, ground: np.ndarray, at: int, count: int = 1) -> Tensor:
-        return self._moved(ground[:, at : at + count])[:, :, None, None]
+
+def _column(ground: Tensor, at: int, count: int = 1) -> Tensor:
+    return ground[:, at : at + count, None, None]
 
 
 def moved(array: np.ndarray, device: torch.device) -> Tensor:

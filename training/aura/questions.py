@@ -484,11 +484,12 @@ KINDS: dict[Callable[[Random, View], Asked | None], float] = {
     describe: 2.0, colour_of: 2.0, shape_of: 1.6, count: 2.2, exists: 1.4, where: 1.8, what_is_at: 1.5, size: 1.5, motion: 2.2,
     relation: 1.5, check: 0.8, changed: 1.5, card: 0.25,
 }  # fmt: skip
+LESSON = KINDS | {where: 3.2, what_is_at: 2.6, colour_of: 3.0, shape_of: 2.6, changed: 2.2, relation: 2.2, size: 2.0}
 ON_A_CARD = {describe: 2.0, colour_of: 0.7, shape_of: 0.7, exists: 0.6, card: 3.0}
 
 
 def ask(random: Random, view: View) -> Asked:
-    kinds = KINDS if view.card is None else ON_A_CARD
+    kinds = ON_A_CARD if view.card is not None else LESSON if view.scene.lesson else KINDS
     while True:
         asked = random.choices(list(kinds), list(kinds.values()))[0](random, view)
         if asked is not None:

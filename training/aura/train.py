@@ -27,12 +27,13 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from aura_omni.nano.published import NANO, Sizes
 from training.aura import photos, vocabulary
+from training.aura.ahead import ahead
 from training.aura.data import Batch, Maker, Plan
 from training.aura.draw import Painter
 from training.aura.evaluate import evaluate
 from training.aura.export import export
 from training.aura.looks import Album
-from training.aura.model import SMOKE, Feeder, Tutor, network, outcome
+from training.aura.model import POSITIONS, SMOKE, Feeder, Inputs, Tutor, network, outcome
 
 WARM_UP = 150  # steps
 DECAY = 0.05
@@ -52,7 +53,9 @@ class Batches(IterableDataset[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         worker = get_worker_info()
-        maker = Maker(self._words, self._album, seed=self._seed * 1000 + (0 if worker is None else worker.id))
+        maker = Maker(
+            self._words, self._album, seed=self._seed * 1000 + (0 if worker is None else worker.id), lesson=True
+        )
         while True:
             yield maker.batch(TOY if self._toy else maker.plan(self._progress.value), rows=self._rows)
 
@@ -72,10 +75,8 @@ class Trainer:
             fused=device.type == "cuda",
         )
 
-    def step(self, batch: Batch, feeder: Feeder, progress: float) -> dict[str, Tensor]:
+    def step(self, inputs: Inputs, progress: float) -> dict[str, Tensor]:
         """One step; progress of the run sets the learning rate. Returns losses, still on the device."""
-        with torch.no_grad():
-            inputs = feeder.inputs(batch)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             result = outcome(self.made, inputs)
         losses = F.cross_entropy(result.logits, result.targets, reduction="none")
@@ -120,6 +121,7 @@ class Trainer:
         (out / "state.json").write_text(json.dumps({"steps": self.steps}))
 
     def resume(self, out: Path) -> None:
+        """A head of the tutor that the state lacks starts anew."""
         files = {
             name: load_file(out / f"state_{name}.safetensors") for name in ("weights", "average", "first", "second")
         }
@@ -127,6 +129,8 @@ class Trainer:
         self.steps = self.first = json.loads((out / "state.json").read_text())["steps"]
         with torch.no_grad():
             for name, p in named.items():
+                if name.startswith("tutor.") and name not in files["weights"]:
+                    continue
                 p.copy_(files["weights"][name])
                 if name in files["first"]:
                     self.optimizer.state[p] = {
@@ -139,6 +143,13 @@ class Trainer:
             for name, p in self.average.named_parameters():
                 p.copy_(files["average"][name])
 
+    def wake_positions(self) -> None:
+        """Scales learned positions that are too faint to be seen to what an untrained network starts with."""
+        with torch.no_grad():
+            for network_ in (self.made, self.average):
+                weight = network_.visual.pos_embed.weight
+                weight.mul_(max(1.0, POSITIONS / float(weight.square().mean().sqrt())))
+
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
@@ -147,6 +158,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--photos", type=Path, help="the file of training.aura.photos; grey cards if not given")
     parser.add_argument("--checkpoint", type=Path, help="folder of the served form; OUT/checkpoint if not given")
     parser.add_argument("--resume", type=Path)
+    parser.add_argument("--wake-positions", action="store_true", help="of a state whose learned positions are faint")
     parser.add_argument("--time-s", type=float, default=300.0)
     parser.add_argument("--steps", type=int, default=10**9)
     parser.add_argument("--rows", type=int, default=40_960, help="of a step")
@@ -175,6 +187,8 @@ def train(arguments: argparse.Namespace) -> None:
     trainer = Trainer(device, sizes, seed=arguments.seed, rate=arguments.rate)
     if arguments.resume is not None:
         trainer.resume(arguments.resume)
+    if arguments.wake_positions:
+        trainer.wake_positions()
     progress = Value(c_double, 0.3 if arguments.resume else 0.0)
     seed = arguments.seed + 7919 * trainer.steps
     data = Batches(words, album, seed=seed, rows=arguments.rows, progress=progress, toy=arguments.smoke)
@@ -208,13 +222,13 @@ def train(arguments: argparse.Namespace) -> None:
         )
         report(elapsed_s, held_out=tally.shares())
 
-    for batch in loader:
+    for inputs in ahead(loader, feeder):
         elapsed_s = time.monotonic() - start
         done = max(elapsed_s / arguments.time_s, (trainer.steps - trainer.first) / arguments.steps)
         if done >= 1:
             break
         progress.value = 0.3 + 0.7 * done if arguments.resume else done
-        losses = trainer.step(batch, feeder, done)
+        losses = trainer.step(inputs, done)
         if trainer.steps % 50 == 0:
             report(elapsed_s, **{name: round(float(value), 4) for name, value in losses.items()})
         if elapsed_s - saved > arguments.save_every_s:

@@ -30,6 +30,11 @@ EDGE = 0.38  # of the frame: closer to its side than this is "left", "right", "t
 CORE = 0.42  # from here to its mirror is "middle"; what lies between EDGE and CORE is not asked about
 
 
+def unit_of(height: int, width: int) -> float:
+    """Pixels that sizes are fractions of."""
+    return 0.75 * math.sqrt(height * width)
+
+
 def held_out(colour: int, shape: int) -> bool:
     """Eight of the 72 pairs, one of each shape, that training never shows or names."""
     return shape < len(SHAPES) and (colour + 2 * shape) % 9 == 4
@@ -111,12 +116,13 @@ class Scene:
     unseen: bool = False  # prefer the pairs that training never shows
     banned: frozenset[int] = frozenset()  # colours that would not stand out from the background
     slips: float = 0.02  # of words in what is said, as a recogniser makes them
+    lesson: bool = False  # more of what is hard to learn: two and three things, and questions of where and which
     things: list[Thing] = field(default_factory=list)
     _next: int = 0
 
     @property
     def unit(self) -> float:
-        return 0.75 * math.sqrt(self.height * self.width)
+        return unit_of(self.height, self.width)
 
     # ------------------------------------------------------------ what there is
 
