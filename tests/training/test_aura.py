@@ -151,6 +151,10 @@ def test_a_smoke_run_trains_stops_and_goes_on(words: Path, tmp_path: Path) -> No
     train.main([str(tmp_path / "a"), *common])
     train.main([str(tmp_path / "b"), *common, "--resume", str(tmp_path / "a")])
     assert json.loads((tmp_path / "b" / "state.json").read_text()) == {"steps": 6}
+    for name in ("average", "first", "second"):
+        (tmp_path / "b" / f"state_{name}.safetensors").unlink()
+    train.main([str(tmp_path / "c"), *common, "--resume", str(tmp_path / "b"), "--new-positions"])
+    assert json.loads((tmp_path / "c" / "state.json").read_text()) == {"steps": 9}
     AuraStage.load(Checkpoint.find(str(tmp_path / "b" / "checkpoint")), device=CPU, dtype=torch.float32)
 
 
@@ -173,22 +177,25 @@ def test_positions_can_be_read_from_an_untrained_tower_beside_the_pictures(words
     feeder, maker = Feeder(Painter(PHOTOS, CPU)), CaseMaker(words, ALBUM, seed=3, case=Case(1))
     faint, loud_read = positions_read(made, feeder, maker, rows=3000)
     with torch.no_grad():
-        made.visual.pos_embed.weight.mul_(0.02 / POSITIONS)
+        made.visual.pos_embed.weight.normal_(0, 0.02)
     fainter, faint_read = positions_read(made, feeder, maker, rows=3000)
     assert faint > 0.1 > 0.05 > fainter
     assert min(loud_read) > 0.15 + max(faint_read)
 
 
-def test_faint_positions_wake_and_others_stay(words: Path) -> None:
+def test_positions_started_anew_keep_the_rest_and_their_moments_go(words: Path) -> None:
     trainer = train.Trainer(CPU, SMOKE, seed=1, rate=1e-3)
+    maker = CaseMaker(words, ALBUM, seed=3, case=Case(1))
+    trainer.step(Feeder(Painter(PHOTOS, CPU)).inputs(maker.batch(Plan(96, 64), rows=300)), 0.0)
     weight = trainer.made.visual.pos_embed.weight
-    before = weight.detach().clone()
-    trainer.wake_positions()
-    torch.testing.assert_close(weight.detach(), before, rtol=0.02, atol=0)
-    with torch.no_grad():
-        weight.mul_(0.1)
-    trainer.wake_positions()
+    before = {name: value.detach().clone() for name, value in trainer.made.named_parameters()}
+    assert weight in trainer.optimizer.state
+    trainer.new_positions()
+    assert weight not in trainer.optimizer.state
+    changed = {name for name, value in trainer.made.named_parameters() if not torch.equal(value, before[name])}
+    assert changed == {"visual.pos_embed.weight"}
     assert float(weight.detach().square().mean().sqrt()) == pytest.approx(POSITIONS, rel=1e-3)
+    torch.testing.assert_close(trainer.average.visual.pos_embed.weight, weight.detach())
 
 
 def test_what_a_step_is_made_of_is_measured(words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

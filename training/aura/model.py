@@ -7,6 +7,7 @@ which costs most of the training.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,7 +26,8 @@ from training.aura.world import CARD, COLOURS, CORE, EDGE, unit_of
 
 NOTHING_WEIGHT = 0.15  # of a cell without anything in it, in the tower's own loss
 # Root mean square of the learned positions; that of an embedded patch is about 2. At 0.02 a first run never learnt to say where.
-POSITIONS = 0.5
+POSITIONS = 1.0
+WAVES = 4  # half waves over the picture that positions start from
 
 
 class PaddedKV:
@@ -78,8 +80,10 @@ def network(seed: int, sizes: Sizes = NANO) -> Qwen3VL:
         for name, weight in made.named_parameters():
             if weight.dim() < 2:
                 continue
-            if "embed" in name and "patch" not in name:
-                weight.normal_(0, POSITIONS if "pos" in name else 0.5)
+            if "pos_embed" in name:
+                weight.copy_(smooth_positions(config.vision.position_side, weight.shape[1]))
+            elif "embed" in name and "patch" not in name:
+                weight.normal_(0, 0.5)
             elif "patch_embed" in name:
                 weight.normal_(0, 0.03)
             else:
@@ -90,6 +94,19 @@ def network(seed: int, sizes: Sizes = NANO) -> Qwen3VL:
             if name.endswith("bias") and bias.dim() == 1:
                 bias.zero_()
     return made
+
+
+def smooth_positions(side: int, width: int) -> Tensor:
+    """float32 [side * side, width] of root mean square POSITIONS: long waves along rows and columns, mixed at random.
+
+    Learned positions that start as noise are read cell by cell; of waves, a thing's place is nearly a linear function.
+    """
+    at = torch.linspace(0, math.pi, side)
+    axis = torch.stack([wave(n * at) for n in range(1, WAVES + 1) for wave in (torch.cos, torch.sin)], dim=-1)
+    rows = axis[:, None].expand(-1, side, -1)
+    both = torch.cat((rows, rows.transpose(0, 1)), dim=-1).flatten(0, 1)
+    mixed = both @ torch.nn.init.orthogonal_(torch.empty(both.shape[1], width))
+    return mixed * (POSITIONS / mixed.square().mean().sqrt())
 
 
 def control_ids() -> dict[str, int]:

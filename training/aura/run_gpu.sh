@@ -17,7 +17,7 @@ if [ "${SPEED:-0}" -gt 0 ]; then
 fi
 python3 -m training.aura.train "$out" --words "$DATA/words" --photos "$DATA/photos.npz" --checkpoint "$checkpoint" \
   --time-s "${TIME_S:-300}" --rows "${ROWS:-40960}" --rate "${RATE:-1.5e-3}" --workers "${WORKERS:-10}" \
-  --save-every-s "${SAVE_S:-120}" --steps "${STEPS:-1000000}" ${RESUME:+--resume "$RESUME"} ${WAKE:+--wake-positions} \
+  --save-every-s "${SAVE_S:-120}" --steps "${STEPS:-1000000}" ${RESUME:+--resume "$RESUME"} ${NEW_POSITIONS:+--new-positions} \
   2>&1 | tail -n 200
 if [ "${LOOKS:-0}" -gt 0 ]; then
   timeout "${SERVE_S:-60}" python3 -m training.aura.serve "$checkpoint" --photos "$DATA/photos.npz" --looks "$LOOKS" \

@@ -33,7 +33,7 @@ from training.aura.draw import Painter
 from training.aura.evaluate import evaluate
 from training.aura.export import export
 from training.aura.looks import Album
-from training.aura.model import POSITIONS, SMOKE, Feeder, Inputs, Tutor, network, outcome
+from training.aura.model import SMOKE, Feeder, Inputs, Tutor, network, outcome, smooth_positions
 
 WARM_UP = 150  # steps
 DECAY = 0.05
@@ -121,9 +121,10 @@ class Trainer:
         (out / "state.json").write_text(json.dumps({"steps": self.steps}))
 
     def resume(self, out: Path) -> None:
-        """A head of the tutor that the state lacks starts anew."""
+        """What the state lacks starts anew: moments, a head of the tutor; the average without a file is the weights."""
         files = {
-            name: load_file(out / f"state_{name}.safetensors") for name in ("weights", "average", "first", "second")
+            name: load_file(path) if (path := out / f"state_{name}.safetensors").exists() else {}
+            for name in ("weights", "average", "first", "second")
         }
         named = {**dict(self.made.named_parameters(prefix="made")), **dict(self.tutor.named_parameters(prefix="tutor"))}
         self.steps = self.first = json.loads((out / "state.json").read_text())["steps"]
@@ -141,14 +142,16 @@ class Trainer:
                         "exp_avg_sq": files["second"][name].to(self.device, torch.float32),
                     }
             for name, p in self.average.named_parameters():
-                p.copy_(files["average"][name])
+                p.copy_(files["average"].get(name, files["weights"][f"made.{name}"]))
 
-    def wake_positions(self) -> None:
-        """Scales learned positions that are too faint to be seen to what an untrained network starts with."""
+    def new_positions(self) -> None:
+        """Starts the learned positions anew, and what the optimizer remembers of them."""
+        weight = self.made.visual.pos_embed.weight
         with torch.no_grad():
+            start = smooth_positions(self.made.visual.config.position_side, weight.shape[1])
             for network_ in (self.made, self.average):
-                weight = network_.visual.pos_embed.weight
-                weight.mul_(max(1.0, POSITIONS / float(weight.square().mean().sqrt())))
+                network_.visual.pos_embed.weight.copy_(start)
+        self.optimizer.state.pop(weight, None)
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -158,7 +161,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--photos", type=Path, help="the file of training.aura.photos; grey cards if not given")
     parser.add_argument("--checkpoint", type=Path, help="folder of the served form; OUT/checkpoint if not given")
     parser.add_argument("--resume", type=Path)
-    parser.add_argument("--wake-positions", action="store_true", help="of a state whose learned positions are faint")
+    parser.add_argument("--new-positions", action="store_true", help="starts the learned positions of a state anew")
     parser.add_argument("--time-s", type=float, default=300.0)
     parser.add_argument("--steps", type=int, default=10**9)
     parser.add_argument("--rows", type=int, default=40_960, help="of a step")
@@ -187,8 +190,8 @@ def train(arguments: argparse.Namespace) -> None:
     trainer = Trainer(device, sizes, seed=arguments.seed, rate=arguments.rate)
     if arguments.resume is not None:
         trainer.resume(arguments.resume)
-    if arguments.wake_positions:
-        trainer.wake_positions()
+    if arguments.new_positions:
+        trainer.new_positions()
     progress = Value(c_double, 0.3 if arguments.resume else 0.0)
     seed = arguments.seed + 7919 * trainer.steps
     data = Batches(words, album, seed=seed, rows=arguments.rows, progress=progress, toy=arguments.smoke)
