@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 MAX_ASPECT_RATIO = 200
+RESIZED_AT_ONCE = 1 << 23  # numbers, held in float64 for a while; many small frames cost no more launches than one
 BICUBIC = 3  # the published code of the filter (PIL's numbering)
 
 
@@ -139,23 +140,23 @@ def resize_in_integers(frames: Tensor, size: tuple[int, int]) -> Tensor:
     """
     height, width = frames.shape[-2:]
     rows = []
-    for frame in frames:  # one at a time: float64 copies of a large frame are 8 times its size
-        values = frame.double()
+    for some in frames.split(max(1, RESIZED_AT_ONCE // frames[0].numel())):
+        values = some.double()
         if width != size[1]:
             weights, shift = _fixed_point_weights(width, size[1])
-            values = _rounded(values @ weights.to(frame.device).double().T, shift)
+            values = _rounded(values @ weights.to(frames.device).double().T, shift)
         if height != size[0]:
             weights, shift = _fixed_point_weights(height, size[0])
-            values = _rounded(weights.to(frame.device).double() @ values, shift)
+            values = _rounded(weights.to(frames.device).double() @ values, shift)
         rows.append(values.to(torch.uint8))
-    return torch.stack(rows)
+    return torch.cat(rows)
 
 
 def _rounded(sums: Tensor, shift: int) -> Tensor:
     return torch.floor(sums / 2**shift + 0.5).clamp(0, 255)
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=32)
 def _fixed_point_weights(before: int, after: int) -> tuple[Tensor, int]:
     """int16 [after, before] and the number of fraction bits in them."""
     scale = before / after
