@@ -10,29 +10,32 @@ holds in the engine (pages, slots, states) is free before its Ended is sent.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
+from dataclasses import fields, replace
 from typing import Any
 
 from aura_omni.assembly import Stages, assemble
 from aura_omni.config import Config
 from aura_omni.engine.engine import Engine
-from aura_omni.errors import BadRequest, Unavailable
+from aura_omni.errors import BadRequest, ConfigError, PromptTooLong, Unavailable
 from aura_omni.flow import (
     VOICE_RATE,
     Audio,
+    Message,
     Sampling,
     StageName,
+    Text,
     TurnRequest,
     Video,
+    Voice,
 )
 from aura_omni.media.audio import resample
-from aura_omni.stages.asr import AsrPrompt
-from aura_omni.stages.clips import has_energy, split_long
+from aura_omni.stages.clips import has_energy
+from aura_omni.stages.silent import speakable
+from aura_omni.stages.talker import TalkerStage
+from aura_omni.stages.talker_prompt import LEAST_PREFILL
 from aura_omni.stages.voices import Speaking
-from aura_omni.turn import Plan, Sink, Turn, with_transcripts
-
-log = logging.getLogger(__name__)
+from aura_omni.turn import Listening, Plan, Sink, Turn, text_of, with_transcripts
 
 
 class Pipeline:
@@ -48,6 +51,7 @@ class Pipeline:
     def load(cls, config: Config) -> Pipeline:
         """Load every stage's checkpoint, refuse what does not fit, start the engine. Takes as long as reading the weights."""
         pipeline = cls(config, assemble(config))
+        pipeline.check_defaults()
         pipeline.engine.start()
         return pipeline
 
@@ -79,40 +83,155 @@ class Pipeline:
     def _plan(self, request: TurnRequest) -> Plan:
         sampling = {name: self._sampling(name, request.sampling.get(name, {})) for name in self.stages}
         self._check_parts(request)
+        if self.parts.aura is None:
+            self._refuse_what_does_nothing(request)
+        for name in self.parts.ar_runners:
+            self._check_sampling(name, sampling[name])
         speaking = self._speaking(request)
-        hearing: tuple[tuple[AsrPrompt, ...], ...] = ()
-        if self.parts.asr is not None:
-            asr = self.parts.asr
-            clips = [part for message in request.messages for part in message.parts if isinstance(part, Audio)]
-            hearing = tuple(
-                tuple(asr.prompt(part) for part in split_long(clip)) if has_energy(clip.samples, clip.rate) else ()
-                for clip in clips
-            )
         if self.parts.aura is not None:
             # Refuses impossible frames and a prompt that is too long even before anything was heard.
-            self.parts.aura.prompt(with_transcripts(request.messages, None), system_prompt=request.system_prompt)
+            messages = with_transcripts(request.messages, None)
+            prompt = self.parts.aura.prompt(messages, system_prompt=request.system_prompt)
+            self.parts.ar_runners["aura"].check(len(prompt.tokens), sampling["aura"])
+        body = self._body(request, speaking)
+        text_tokens = 0 if speaking is None else self._check_speech(request, speaking, body, sampling["talker"])
         reference = None
         if speaking is not None and speaking.clone is not None:
             assert request.voice.ref_audio is not None  # Voices.resolve has checked it
             reference = resample(request.voice.ref_audio.samples, request.voice.ref_audio.rate, VOICE_RATE)
-        return Plan(request, sampling, hearing, speaking, reference)
+        return Plan(
+            request=request,
+            sampling=sampling,
+            hearing=self._hearing(request, sampling),
+            at_once=self.config.stage("asr").max_num_seqs if self.parts.asr is not None else 0,
+            speaking=speaking,
+            reference=reference,
+            body=body,
+            text_tokens=text_tokens,
+        )
 
     def _sampling(self, name: StageName, wanted: Mapping[str, Any]) -> Sampling:
         """Request over deploy file over checkpoint. What a stage cannot do without (its stop ids) it adds itself."""
         return self.parts.defaults[name].merged(self.config.stage(name).sampling).merged(wanted)
 
+    def _check_sampling(self, name: StageName, sampling: Sampling) -> None:
+        if name == "talker":
+            if sampling.stop:
+                raise BadRequest("stop is given to the Talker, which writes no text; leave it out", param="stop")
+            sampling = TalkerStage.bounded(sampling)
+        self.parts.ar_runners[name].check(1, sampling)
+
     def _check_parts(self, request: TurnRequest) -> None:
-        parts = [part for message in request.messages for part in message.parts]
-        if self.parts.asr is None and any(isinstance(part, Audio) for part in parts):
-            raise BadRequest(f"this server speaks but does not listen (pipeline {self.config.pipeline}); send text")
-        if self.parts.aura is None and any(isinstance(part, Video) for part in parts):
-            raise BadRequest(f"this server does not see (pipeline {self.config.pipeline}); send no image or video")
-        if self.parts.aura is None and self.parts.speech is None and not any(isinstance(part, Audio) for part in parts):
-            raise BadRequest("this server only transcribes; the last message needs an audio part")
-        if not request.messages or request.messages[-1].role != "user":
+        messages = request.messages
+        if not messages or messages[-1].role != "user":
             raise BadRequest("the last message must be the user's", param="messages")
+        parts = [part for message in messages for part in message.parts]
+        if self.parts.asr is None and any(isinstance(part, Audio) for part in parts):
+            raise BadRequest(
+                f"this server speaks but does not listen (pipeline {self.config.pipeline}); send text", param="messages"
+            )
+        if self.parts.aura is None and any(isinstance(part, Video) for part in parts):
+            raise BadRequest(
+                f"this server does not see (pipeline {self.config.pipeline}); send no image or video", param="messages"
+            )
+        if self.parts.speech is None and not any(isinstance(part, Audio) for part in messages[-1].parts):
+            raise BadRequest("this server only transcribes; the last message needs an audio part", param="messages")
+
+    def _refuse_what_does_nothing(self, request: TurnRequest) -> None:
+        """Without AURA there is no conversation: one message is transcribed, or spoken."""
+        named = f"in pipeline {self.config.pipeline}, which has no AURA; leave it out"
+        before = request.messages[:-1]
+        if self.parts.asr is not None and before[:1] and before[0].role == "system":
+            before = before[1:]  # words to expect, as beside the audio
+        if before:
+            raise BadRequest(f"a {before[0].role} message before the last one has no effect {named}", param="messages")
+        if request.system_prompt is not None:
+            raise BadRequest(f"a system prompt has no effect {named}", param="system_prompt")
+        if request.voice.pass_token_ids:
+            raise BadRequest(f"pass_token_ids has no effect {named}", param="pass_token_ids")
+        if self.parts.speech is None:
+            for option in fields(Voice):
+                if option.name != "language" and getattr(request.voice, option.name) != option.default:
+                    raise BadRequest(f"{option.name} has no effect {named.replace('AURA', 'voice')}", param=option.name)
+
+    # ------------------------------------------------------------ what each stage will be given
+
+    def _hearing(
+        self, request: TurnRequest, sampling: Mapping[StageName, Sampling]
+    ) -> tuple[tuple[Listening, ...], ...]:
+        if self.parts.asr is None:
+            return ()
+        asr, drawn = self.parts.asr, sampling["asr"]
+        given = {**self.config.stage("asr").sampling, **request.sampling.get("asr", {})}
+        fixed = drawn.max_tokens if given.get("max_tokens") is not None else None
+        context, language = "", None
+        if self.parts.aura is None:
+            context = "\n".join(text for message in request.messages if (text := text_of(message)))
+            language = request.voice.language
+            language = None if language is None or language.strip().lower() == "auto" else language
+
+        def listening(part: Audio) -> Listening:
+            prompt = asr.prompt(part, context=context, language=language)
+            budget = replace(drawn, max_tokens=fixed or asr.answer_tokens(part))
+            self.parts.ar_runners["asr"].check(len(prompt.tokens), budget)
+            return Listening(prompt, budget)
+
+        clips = [part for message in request.messages for part in message.parts if isinstance(part, Audio)]
+        return tuple(
+            tuple(listening(part) for part in asr.parts(clip, context=context, max_tokens=fixed))
+            if has_energy(clip.samples, clip.rate)
+            else ()
+            for clip in clips
+        )
 
     def _speaking(self, request: TurnRequest) -> Speaking | None:
         if not request.speak or self.parts.speech is None:
             return None
         return self.parts.speech.talker.voices.resolve(request.voice)
+
+    def _body(self, request: TurnRequest, speaking: Speaking | None) -> list[int] | None:
+        """Ids of the text to speak, if the request brings it. Raises PromptTooLong."""
+        if speaking is None or self.parts.speech is None or self.parts.asr is not None:
+            return None
+        text = text_of(request.messages[-1])
+        return self.parts.speech.talker.writer.body(text) if speakable(text) else None
+
+    def _check_speech(
+        self, request: TurnRequest, speaking: Speaking, body: list[int] | None, sampling: Sampling
+    ) -> int:
+        """Refuse an instruct, a reference or a text that no Talker would take; the text tokens that the request brings."""
+        assert self.parts.speech is not None
+        writer, voice = self.parts.speech.talker.writer, request.voice
+        ref_text, samples = None, 0
+        if speaking.clone == "continue" and voice.ref_audio is not None:
+            ref_text, samples = voice.ref_text, int(voice.ref_audio.duration_s * VOICE_RATE)
+        rows = writer.least_length(
+            speaking, body_ids=1 if body is None else len(body), ref_text=ref_text, reference_samples=samples
+        )
+        self.parts.ar_runners["talker"].check(rows, TalkerStage.bounded(sampling))
+        return 0 if body is None else len(body) + len(writer.instruct(speaking.instruct))
+
+    # ------------------------------------------------------------ checks, at start
+
+    def check_defaults(self) -> None:
+        """Raises ConfigError for what would refuse every request: sampling of a deploy file, contexts that hold nothing."""
+        for stage in self.config.stages:
+            where = f"stage {stage.stage_id} ({stage.name})"
+            try:
+                if stage.name in self.parts.ar_runners:
+                    self._check_sampling(stage.name, self._sampling(stage.name, {}))
+            except BadRequest as error:
+                raise ConfigError(f"{where}: default_sampling_params: {error.message}") from error
+            try:
+                self._check_room(stage.name)
+            except PromptTooLong as error:
+                raise ConfigError(f"{where}: max_model_len is too small for any request: {error.message}") from error
+
+    def _check_room(self, name: StageName) -> None:
+        if name == "asr" and self.parts.asr is not None:
+            self.parts.asr.longest_part_s()
+        if name == "aura" and self.parts.aura is not None:
+            prompt = self.parts.aura.prompt((Message("user", (Text("?"),)),))
+            self.parts.ar_runners["aura"].check(len(prompt.tokens), Sampling())
+        if name == "talker":
+            self.parts.ar_runners["talker"].check(LEAST_PREFILL, Sampling())

@@ -7,6 +7,7 @@ engine thread. Whatever a Turn holds in the engine (pages, slots, states) is fre
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from aura_omni.assembly import Speech, Stages
 from aura_omni.config import AudioChunks
 from aura_omni.engine.engine import Engine
 from aura_omni.engine.sequence import FinishReason, Sequence
-from aura_omni.errors import AuraError, EngineError, Unavailable
+from aura_omni.errors import AuraError, EngineError, Overloaded, Unavailable
 from aura_omni.flow import (
     Audio,
     AudioChunk,
@@ -37,8 +38,9 @@ from aura_omni.flow import (
     Video,
 )
 from aura_omni.stages.asr import AsrPrompt
+from aura_omni.stages.aura import AuraStage
 from aura_omni.stages.silent import speakable
-from aura_omni.stages.transcript import joined
+from aura_omni.stages.transcript import before_stop, joined
 from aura_omni.stages.vocoder import Reference as Spoken
 from aura_omni.stages.vocoder import Stream, VocoderRunner
 from aura_omni.stages.voices import Reference, Speaking
@@ -49,18 +51,31 @@ Sink = Callable[[Event], None]
 
 
 @dataclass(frozen=True, slots=True)
+class Listening:
+    """A part of a clip, and how it is transcribed."""
+
+    prompt: AsrPrompt
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What `submit` worked out on the caller's thread: all that can be refused has been, all that is slow on the CPU is done.
 
-    hearing: for each Audio part of the messages, in order, the prompts of its parts (long clips are cut; none: no sound in it).
+    hearing: for each Audio part of the messages, in order, its parts (long clips are cut; none: no sound in it).
+    at_once: parts that may be in ASR at the same time; more would let one Turn fill the server.
     reference: samples float32 at VOICE_RATE of the voice to clone.
+    body: ids of the text to speak where the request brings it; text_tokens: of the request, for such a pipeline.
     """
 
     request: TurnRequest
     sampling: Mapping[StageName, Sampling]
-    hearing: tuple[tuple[AsrPrompt, ...], ...]
+    hearing: tuple[tuple[Listening, ...], ...]
+    at_once: int
     speaking: Speaking | None
     reference: np.ndarray | None
+    body: list[int] | None = None
+    text_tokens: int = 0
 
 
 class Turn:
@@ -74,9 +89,12 @@ class Turn:
         self._live: dict[Sequence | Stream, Callable[[], None]] = {}
         self._outcome: tuple[Reason, AuraError | None] | None = None
         self._ended = False
+        self._unheard = deque((clip, part) for clip, parts in enumerate(plan.hearing) for part in range(len(parts)))
+        self._heard: list[list[Transcript]] = [[Transcript("")] * len(parts) for parts in plan.hearing]
         self._usage = Usage()
         self._text = ""
         self._text_reason: Literal["stop", "length"] = "stop"
+        self._nothing_chosen = False  # a budget or a stop string, not silence, left nothing to hear
         self._speech_reason: Literal["stop", "length"] | None = None
 
     def cancel(self) -> None:
@@ -90,33 +108,65 @@ class Turn:
         self._guard(self._listen)
 
     def _listen(self) -> None:
-        """Every Audio part to a transcript, all at once."""
-        asr = self._parts.asr
-        readers = [[asr.reader(prompt) for prompt in prompts] for prompts in self._plan.hearing] if asr else []
+        """Every part of every clip to a transcript, a few at a time; then on."""
+        while self._unheard and len(self._live) < self._plan.at_once:
+            try:
+                self._listen_to(*self._unheard[0])
+            except Overloaded:
+                if not self._live:
+                    raise
+                break  # others fill the stage: the next end of one of ours makes room
+            self._unheard.popleft()
+        if not self._live:
+            self._think(self._transcripts())
 
-        def heard() -> None:
-            if not self._live:
-                self._think([joined([reader.transcript() for reader in parts]) for parts in readers])
+    def _listen_to(self, clip: int, part: int) -> None:
+        asr, listening = self._parts.asr, self._plan.hearing[clip][part]
+        assert asr is not None
+        reader = asr.reader(listening.prompt)
 
-        for prompts, parts in zip(self._plan.hearing, readers, strict=True):
-            for prompt, reader in zip(prompts, parts, strict=True):
-                assert asr is not None
-                self._count(prompt_audio_tokens=prompt.audio.length)
-                self._run(
-                    "asr",
-                    partial(asr.sequence, prompt, self._plan.sampling["asr"]),
-                    on_output=reader.push,
-                    then=lambda *_: heard(),
-                )
-        heard()
+        def heard(reason: FinishReason, sequence: Sequence) -> None:
+            complete = reason != "length"
+            if not complete:
+                log.warning("max_tokens %d of ASR cut a transcript", sequence.sampling.max_tokens)
+            self._heard[clip][part] = replace(reader.transcript(), complete=complete)
+            if self._parts.aura is None:
+                self._count(text_tokens=sequence.generated, cached_tokens=sequence.cached)
+            self._listen()
+
+        build = partial(asr.sequence, listening.prompt, listening.sampling)
+        self._run("asr", build, on_output=reader.push, then=heard)
+        self._count(prompt_audio_tokens=listening.prompt.audio.length)
+        if self._parts.aura is None:
+            self._count(prompt_text_tokens=len(listening.prompt.tokens) - listening.prompt.audio.length)
+
+    def _transcripts(self) -> list[Transcript]:
+        """One for each clip; also settles how the text ended, for the case that it is all there is to say."""
+        transcripts: list[Transcript] = []
+        stop = self._plan.sampling["asr"].stop if "asr" in self._plan.sampling else ()
+        stopped = False
+        for parts in self._heard:
+            transcript, met = before_stop(joined(parts), stop)
+            if stopped and self._parts.aura is None:
+                transcript = Transcript("")  # the answer has ended before it
+            stopped = stopped or met
+            transcripts.append(transcript)
+        if not stopped and not all(transcript.complete for transcript in transcripts):
+            self._text_reason = "length"
+        self._nothing_chosen = stopped or self._text_reason == "length"
+        return transcripts
 
     def _think(self, transcripts: list[Transcript]) -> None:
         """What was heard, written and shown to an answer, or to silence."""
         request, aura = self._plan.request, self._parts.aura
         messages = with_transcripts(request.messages, transcripts)
-        if aura is None or not messages[-1].parts:
+        if aura is None:
             self._tell(transcripts)
-            self._echo(messages[-1])
+            self._echo(transcripts)
+            return
+        if not messages[-1].parts:
+            self._tell(transcripts)
+            self._finish(self._text_reason if self._nothing_chosen else "silent")
             return
         sampling = self._plan.sampling["aura"]
         prompt = aura.prompt(messages, system_prompt=request.system_prompt)
@@ -131,24 +181,40 @@ class Turn:
 
         def thought(reason: FinishReason, sequence: Sequence) -> None:
             self._count(text_tokens=sequence.generated, cached_tokens=sequence.cached)
-            delta = reader.end()
+            chosen = sequence.outputs[-1:] != [] and sequence.outputs[-1] in aura.stop_ids
+            delta = reader.end(chosen=chosen)
             if reader.decision == "silent":
                 self._finish("silent")  # nothing is built for the Talker
                 return
             self._say(delta)
-            self._text_reason = "length" if reason == "length" else "stop"
-            self._speak(sequence.outputs)
+            self._text_reason = "length" if reason == "length" and not reader.stopped else "stop"
+            self._speak(self._ids_to_speak(aura, sequence.outputs))
 
         sequence = self._run("aura", partial(aura.sequence, prompt, sampling), on_output=say, then=thought)
 
-    def _echo(self, message: Message) -> None:
+    def _echo(self, transcripts: list[Transcript]) -> None:
         """Without AURA the answer is what was said or written; when that is nothing there is no turn to take."""
-        text = "\n".join(part.text for part in message.parts if isinstance(part, Text))
+        if self._parts.asr is None:
+            text = text_of(self._plan.request.messages[-1])
+        else:
+            text = "\n".join(transcript.text for transcript in transcripts if transcript.text)
         if not text.strip():
-            self._finish("silent")
+            self._finish(self._text_reason if self._nothing_chosen else "silent")
             return
+        self._count(prompt_text_tokens=self._plan.text_tokens)
         self._say(text)
-        self._speak(None)
+        self._speak(self._plan.body)
+
+    def _ids_to_speak(self, aura: AuraStage, outputs: list[int]) -> list[int] | None:
+        """For `pass_token_ids`: AURA's ids, if they say what is shown; a stop string, a spelled marker and the like they do
+        not, and then the ids of the text that is shown."""
+        if not self._plan.request.voice.pass_token_ids or not speakable(self._text):
+            return None
+        speech = self._parts.speech
+        if speech is None:
+            return None
+        shown = aura.tokenizer.decode(outputs).strip() == self._text.strip()
+        return speech.talker.writer.body_of_ids(outputs if shown else aura.tokenizer.encode(self._text))
 
     def _say(self, delta: str) -> None:
         if delta:
@@ -156,17 +222,13 @@ class Turn:
             self._send(TextDelta(delta))
 
     def _speak(self, ids: list[int] | None) -> None:
-        """The answer to frames, and frames to sound. ids: AURA's own, for `pass_token_ids`."""
+        """The answer to frames, and frames to sound. ids: of the text to speak, where they are known already."""
         speech, speaking, voice = self._parts.speech, self._plan.speaking, self._plan.request.voice
         if speech is None or speaking is None or not speakable(self._text):
             self._finish(self._text_reason)
             return
         talker, vocoder = speech.talker, speech.vocoder
-        body = (
-            talker.writer.body_of_ids(ids)
-            if voice.pass_token_ids and ids is not None
-            else talker.writer.body(self._text)
-        )
+        body = talker.writer.body(self._text) if ids is None else ids
         reference = self._reference(speech, speaking)
         sampling = self._plan.sampling["talker"]
         if voice.max_frames is not None:
@@ -312,6 +374,10 @@ class _Chunker:
             return None
         chunk, self._frames, self._started = np.stack(self._frames), [], True
         return chunk
+
+
+def text_of(message: Message) -> str:
+    return "\n".join(part.text for part in message.parts if isinstance(part, Text))
 
 
 def with_transcripts(messages: tuple[Message, ...], transcripts: list[Transcript] | None) -> tuple[Message, ...]:

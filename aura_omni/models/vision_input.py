@@ -64,6 +64,7 @@ class PixelRules:
         by the lower pixel limit. Raises ValueError, with the numbers, for an aspect ratio above 200.
         """
         factor = self.factor
+        source = f"{width}x{height}"
         if still:
             frames, counted = 1, 1
         else:
@@ -74,7 +75,7 @@ class PixelRules:
                 height, width = int(height * scale), int(width * scale)
         ratio = max(height, width) / min(height, width)
         if ratio > MAX_ASPECT_RATIO:
-            raise ValueError(f"{width}x{height} pixels is an aspect ratio of {ratio:.0f}; at most {MAX_ASPECT_RATIO}")
+            raise ValueError(f"{source} pixels is an aspect ratio of {ratio:.0f}; at most {MAX_ASPECT_RATIO}")
         # Python's round is half-to-even, as the reference's: 720 becomes 704.
         tall, wide = round(height / factor) * factor, round(width / factor) * factor
         if counted * tall * wide > self.max_pixels:

@@ -119,7 +119,10 @@ class TalkerStage(StageModel):
         self._banned = banned
 
     @classmethod
-    def load(cls, checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dtype) -> TalkerStage:
+    def load(
+        cls, checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dtype, max_model_len: int | None = None
+    ) -> TalkerStage:
+        """max_model_len: rows of prompt and frames; None: the model's own. Raises CheckpointError."""
         talker, encoder = cls.networks_of(checkpoint)
         if talker.config.groups != CODEBOOKS:
             raise CheckpointError(
@@ -132,7 +135,7 @@ class TalkerStage(StageModel):
             )
         least_samples = encoder.config.least_samples if encoder else 0
         voices = checkpoint.parse(lambda config: Voices.from_json(config, checkpoint.name, least_samples=least_samples))
-        writer = PromptWriter.load(checkpoint)
+        writer = PromptWriter.load(checkpoint, max_model_len=max_model_len)
         checkpoint.load(talker, TALKER_LAYOUT, device=device, dtype=dtype, own="talker.")
         if encoder:
             checkpoint.load(encoder, SPEAKER_LAYOUT, device=device, dtype=dtype, own="speaker_encoder.")
@@ -183,6 +186,11 @@ class TalkerStage(StageModel):
         )
         return TalkerPrompt(prefill, reference)
 
+    @staticmethod
+    def bounded(sampling: Sampling) -> Sampling:
+        """The sampling with the least number of frames that every sequence has."""
+        return replace(sampling, min_tokens=max(sampling.min_tokens, _MIN_FRAMES))
+
     def sequence(
         self,
         prompt: TalkerPrompt,
@@ -202,7 +210,7 @@ class TalkerStage(StageModel):
         track.close()
         return Sequence(
             tokens=[ids.pad] * prompt.prefill.length,
-            sampling=replace(sampling, min_tokens=max(sampling.min_tokens, _MIN_FRAMES)),
+            sampling=self.bounded(sampling),
             on_output=on_output,
             on_end=on_end,
             stop_ids=self.stop_ids,

@@ -7,16 +7,20 @@ which knows no control tokens: "<|im_end|>" in it is seven ordinary characters a
 from __future__ import annotations
 
 import json
+import unicodedata
+from collections.abc import Iterable
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from aura_omni.engine.loader import Checkpoint
-from aura_omni.errors import CheckpointError
+from aura_omni.errors import CheckpointError, PromptTooLong
 
 # How Qwen2 splits text before byte-pair merging; part of the published tokenizer.json.
 QWEN_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+
+_LONG = 4_096  # characters; from here on the time that encoding takes matters to other threads
 
 
 class TextTokenizer:
@@ -27,6 +31,8 @@ class TextTokenizer:
         plain["added_tokens"] = []
         plain["post_processor"] = None
         self._plain = Tokenizer.from_str(json.dumps(plain))
+        # A token is spelled with one character per byte, so it stands for at most as many characters of text.
+        self.longest_token_characters = max(map(len, self._plain.get_vocab(with_added_tokens=False)), default=1)
         self.added: dict[int, AddedToken] = dict(full.get_added_tokens_decoder())
 
     @classmethod
@@ -75,7 +81,28 @@ class TextTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ordinary text; control tokens spelled out in it stay ordinary text."""
-        return self._plain.encode(text, add_special_tokens=False).ids
+        if len(text) < _LONG:
+            return self._plain.encode(text, add_special_tokens=False).ids
+        # A batch, even of one, is encoded without the interpreter's lock, which 1 MB of text would hold for seconds.
+        return self._plain.encode_batch([text], add_special_tokens=False)[0].ids
+
+    def refuse_endless(self, texts: Iterable[str], *, limit: int, way_out: str, param: str = "messages") -> None:
+        """Raises PromptTooLong when the texts together, whatever they say, are more than `limit` tokens.
+
+        Costs next to nothing, unlike encoding them to find out. way_out: a sentence.
+        """
+        most = limit * self.longest_token_characters
+        pieces = list(texts)
+        characters = sum(map(len, pieces))
+        if characters > most:
+            characters = sum(len(unicodedata.normalize("NFC", piece)) for piece in pieces)  # which is what is encoded
+        if characters > most:
+            least = -(-characters // self.longest_token_characters)
+            raise PromptTooLong(
+                f"the text has {characters:,} characters, which are at least {least:,} tokens; "
+                f"this model takes {limit:,}. {way_out}",
+                param=param,
+            )
 
     def decode(self, ids: list[int]) -> str:
         """Text of ids; control tokens and ids beyond the vocabulary come out as nothing, incomplete UTF-8 as U+FFFD."""

@@ -23,7 +23,7 @@ def read(
     ids: list[int], *, stop: tuple[str, ...] = (), silent_text: str | None = MARKER
 ) -> tuple[list[str], AnswerReader]:
     reader = AnswerReader(TOKENIZER, silent_text=silent_text, stop=stop)
-    deltas = [reader.push(token) for token in ids] + [reader.end()]
+    deltas = [reader.push(token) for token in ids] + [reader.end(chosen=True)]
     return deltas, reader
 
 
@@ -104,7 +104,7 @@ def test_the_first_token_decides() -> None:
         assert reader.push(IDS[marker]) == ""
         assert reader.decision == "silent"
         assert [reader.push(token) for token in ids_of("late")] == [""] * 4
-        assert reader.end() == ""
+        assert reader.end(chosen=True) == ""
 
 
 def test_a_model_without_the_marker_is_silent_only_when_empty() -> None:
@@ -146,7 +146,7 @@ def test_a_stop_string_at_the_very_start_leaves_silence() -> None:
 def test_a_held_start_of_a_stop_string_is_no_silence() -> None:
     reader = AnswerReader(TOKENIZER, silent_text=MARKER, stop=("Hello",))
     assert [reader.push(token) for token in ids_of("Hel", "<|im_end|>")] == [""] * 4
-    assert reader.end() == "Hel"
+    assert reader.end(chosen=True) == "Hel"
 
 
 @given(
