@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aura_omni.models.fields import numbers, whole
+
 MAX_ASPECT_RATIO = 200
 BICUBIC = 3  # the published code of the filter (PIL's numbering)
 
@@ -43,13 +45,13 @@ class PixelRules:
             raise ValueError(f"resample is {filter_code}; only {BICUBIC} (bicubic) is supported")
         size = preprocessor["size"]
         return cls(
-            min_pixels=size["shortest_edge"],
-            max_pixels=size["longest_edge"],
-            patch=preprocessor["patch_size"],
-            temporal_patch=preprocessor["temporal_patch_size"],
-            merge=preprocessor["merge_size"],
-            mean=tuple(preprocessor["image_mean"]),
-            std=tuple(preprocessor["image_std"]),
+            min_pixels=whole(size, "shortest_edge"),
+            max_pixels=whole(size, "longest_edge"),
+            patch=whole(preprocessor, "patch_size"),
+            temporal_patch=whole(preprocessor, "temporal_patch_size"),
+            merge=whole(preprocessor, "merge_size"),
+            mean=numbers(preprocessor, "image_mean"),
+            std=numbers(preprocessor, "image_std"),
         )
 
     @property

@@ -100,10 +100,10 @@ class AsrStage(StageModel):
     @staticmethod
     def network_of(checkpoint: Checkpoint) -> Qwen3Asr:
         """The network that its configuration describes, on the meta device."""
-        config = checkpoint.parse(AsrConfig.from_json)
-        _check_front_end(checkpoint, config)
         with torch.device("meta"):
-            return Qwen3Asr(config)
+            network = checkpoint.parse(lambda config: Qwen3Asr(AsrConfig.from_json(config)))
+        _check_front_end(checkpoint, network.config)
+        return network
 
     def parts(self, audio: Audio, *, context: str = "", max_tokens: int | None = None) -> tuple[Audio, ...]:
         """The clip, cut into what fits the model one by one: sound, context and what is said in it (`answer_tokens`).

@@ -25,6 +25,7 @@ from typing import Any
 from aura_omni.engine.loader import Checkpoint
 from aura_omni.errors import BadRequest, CheckpointError
 from aura_omni.flow import FRAME_SAMPLES
+from aura_omni.models.fields import whole
 from aura_omni.stages.tokenizer import TextTokenizer
 from aura_omni.stages.voices import Speaking
 
@@ -49,18 +50,26 @@ class ControlIds:
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> ControlIds:
+        """Raises ValueError for an id that its vocabulary does not have, KeyError for a missing one."""
         talker = config["talker_config"]
+
+        def text(name: str) -> int:
+            return _id_of(config, name, talker["text_vocab_size"])
+
+        def codec(name: str) -> int:
+            return _id_of(talker, name, talker["vocab_size"])
+
         return cls(
-            text_pad=config["tts_pad_token_id"],
-            text_bos=config["tts_bos_token_id"],
-            text_eos=config["tts_eos_token_id"],
-            pad=talker["codec_pad_id"],
-            bos=talker["codec_bos_id"],
-            eos=talker["codec_eos_token_id"],
-            think=talker["codec_think_id"],
-            no_think=talker["codec_nothink_id"],
-            think_bos=talker["codec_think_bos_id"],
-            think_eos=talker["codec_think_eos_id"],
+            text_pad=text("tts_pad_token_id"),
+            text_bos=text("tts_bos_token_id"),
+            text_eos=text("tts_eos_token_id"),
+            pad=codec("codec_pad_id"),
+            bos=codec("codec_bos_id"),
+            eos=codec("codec_eos_token_id"),
+            think=codec("codec_think_id"),
+            no_think=codec("codec_nothink_id"),
+            think_bos=codec("codec_think_bos_id"),
+            think_eos=codec("codec_think_eos_id"),
         )
 
 
@@ -101,6 +110,13 @@ def prefill_length(
     if non_streaming:
         return rows + reference_ids + body_ids + 1 + codes
     return rows + codes
+
+
+def _id_of(section: Mapping[str, Any], name: str, vocabulary: int) -> int:
+    number = whole(section, name, least=0)
+    if number >= vocabulary:
+        raise ValueError(f"{name} is {number}; its vocabulary has {vocabulary} ids")
+    return number
 
 
 @dataclass(slots=True)

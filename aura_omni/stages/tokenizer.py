@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -39,31 +41,22 @@ class TextTokenizer:
     def load(cls, checkpoint: Checkpoint) -> TextTokenizer:
         """From tokenizer.json, or from vocab.json + merges.txt + tokenizer_config.json (as Qwen3-TTS ships it)."""
         if checkpoint.has("tokenizer.json"):
-            return cls(Tokenizer.from_file(str(checkpoint.folder / "tokenizer.json")), checkpoint.name)
+            return cls._from(checkpoint, "tokenizer.json", _published)
         if not (checkpoint.has("vocab.json") and checkpoint.has("merges.txt")):
             raise CheckpointError(
                 f"checkpoint {checkpoint.name} has neither tokenizer.json nor vocab.json and merges.txt"
             )
-        vocab, merges = models.BPE.read_file(
-            str(checkpoint.folder / "vocab.json"), str(checkpoint.folder / "merges.txt")
-        )
-        full = Tokenizer(models.BPE(vocab=vocab, merges=merges))
-        full.normalizer = normalizers.NFC()
-        full.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Split(Regex(QWEN_SPLIT), "isolated"),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-            ]
-        )
-        full.decoder = decoders.ByteLevel()
-        added = checkpoint.json("tokenizer_config.json").get("added_tokens_decoder", {})
-        for token_id, token in sorted(added.items(), key=lambda item: int(item[0])):
-            full.add_tokens([AddedToken(token["content"], normalized=False, special=token.get("special", False))])
-            if full.token_to_id(token["content"]) != int(token_id):
-                raise CheckpointError(
-                    f"checkpoint {checkpoint.name}: added token {token['content']!r} does not get its id {token_id}"
-                )
-        return cls(full, checkpoint.name)
+        added = checkpoint.parse(_added_tokens, "tokenizer_config.json")
+        return cls._from(checkpoint, "vocab.json or merges.txt", lambda folder: _assembled(folder, added))
+
+    @classmethod
+    def _from(cls, checkpoint: Checkpoint, files: str, read: Callable[[Path], Tokenizer]) -> TextTokenizer:
+        try:
+            return cls(read(checkpoint.folder), checkpoint.name)
+        except Exception as error:  # the library raises nothing more precise
+            raise CheckpointError(
+                f"{files} of checkpoint {checkpoint.name} holds no tokenizer that can be read: {error}"
+            ) from error
 
     @property
     def size(self) -> int:
@@ -107,6 +100,38 @@ class TextTokenizer:
     def decode(self, ids: list[int]) -> str:
         """Text of ids; control tokens and ids beyond the vocabulary come out as nothing, incomplete UTF-8 as U+FFFD."""
         return self._plain.decode([token for token in ids if token not in self.added], skip_special_tokens=False)
+
+
+def _published(folder: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+def _added_tokens(config: dict[str, Any]) -> list[tuple[int, AddedToken]]:
+    """By id, from tokenizer_config.json."""
+    added = config.get("added_tokens_decoder", {})
+    return [
+        (int(number), AddedToken(token["content"], normalized=False, special=token.get("special", False)))
+        for number, token in sorted(added.items(), key=lambda item: int(item[0]))
+    ]
+
+
+def _assembled(folder: Path, added: list[tuple[int, AddedToken]]) -> Tokenizer:
+    """What transformers makes of vocab.json and merges.txt. Raises ValueError for an added token that gets another id."""
+    vocab, merges = models.BPE.read_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
+    full = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    full.normalizer = normalizers.NFC()
+    full.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(QWEN_SPLIT), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    full.decoder = decoders.ByteLevel()
+    for number, token in added:
+        full.add_tokens([token])
+        if full.token_to_id(token.content) != number:
+            raise ValueError(f"added token {token.content!r} does not get its id {number}")
+    return full
 
 
 class Detokenizer:
