@@ -85,11 +85,6 @@ class VisionConfig:
     def head_dim(self) -> int:
         return self.hidden // self.heads
 
-    @property
-    def patch_values(self) -> int:
-        """Numbers in one patch: channels x frames x height x width."""
-        return self.channels * self.temporal_patch * self.patch**2
-
 
 @dataclass(frozen=True, slots=True)
 class VLConfig:
@@ -238,7 +233,7 @@ class VisionTower(Prepared):
         self._tables.clear()
 
     def forward(self, patches: Tensor, grid: tuple[int, int]) -> Tensor:
-        """patches [G, P, patch_values] in the weights' dtype, P = height x width of `grid`, counted in patches.
+        """patches [G, P, channels x time x patch x patch] in the weights' dtype, P = height x width of `grid`, counted in patches.
 
         Patches lie in merge-block order (`vision_input.patchify`). Returns [1 + K, G, P / merge^2, out_hidden]: the main
         features, then the K deepstack features in layer order.

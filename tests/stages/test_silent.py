@@ -138,9 +138,9 @@ def test_the_start_of_a_stop_string_is_held_back_until_it_cannot_be_one() -> Non
     assert deltas == ["x", "", "", "ab"]
 
 
-def test_a_stop_string_at_the_very_start_leaves_silence() -> None:
+def test_a_stop_string_at_the_very_start_leaves_no_text_and_no_silence() -> None:
     deltas, reader = read(TOKENIZER.encode("END of it"), stop=("END",))
-    assert ("".join(deltas), reader.decision, reader.stopped) == ("", "silent", True)
+    assert ("".join(deltas), reader.decision, reader.stopped) == ("", "speak", True)
 
 
 def test_a_held_start_of_a_stop_string_is_no_silence() -> None:
@@ -168,3 +168,14 @@ def test_ordinary_text_comes_out_whole(text: str) -> None:
     if MARKER not in text:
         assert found == "x" + text
     assert decision == "speak"
+
+
+@pytest.mark.parametrize("text", ["", ".", " , ...", "<think>never closed", "<|sil"])
+def test_only_an_answer_that_ends_by_itself_chooses_silence(text: str) -> None:
+    for chosen, decision in ((True, "silent"), (False, "speak")):
+        reader = AnswerReader(TOKENIZER, silent_text="<|silent|>")
+        deltas = [reader.push(token) for token in TOKENIZER.encode(text)] + [reader.end(chosen=chosen)]
+        if text == "<|sil":  # letters, which are worth showing once no marker comes of them
+            assert reader.decision == "speak"
+            continue
+        assert ("".join(deltas), reader.decision) == ("", decision)
