@@ -235,10 +235,11 @@ class TurnRequest:
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """What was heard in one Audio part. Whole. Empty text: no speech."""
+    """What was heard in one Audio part. Whole. Empty text: no speech. complete False: the token budget cut it."""
 
     text: str
     language: str | None = None
+    complete: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,9 @@ _DEFAULTS: Mapping[StageName, Mapping[str, Any]] = {
         "max_num_batched_tokens": 4096,
         "max_model_len": 8192,
         "enable_prefix_caching": True,
-        "default_sampling_params": {"temperature": 0.0, "max_tokens": 256},
+        "default_sampling_params": {
+            "temperature": 0.0
+        },  # without max_tokens: as long as the clip can be, see stages.asr
     },
     "aura": {
         "max_num_seqs": 4,
@@ -66,15 +68,9 @@ _DEFAULTS: Mapping[StageName, Mapping[str, Any]] = {
         "max_num_seqs": 8,
         "max_num_batched_tokens": 512,
         "max_model_len": 4096,
-        # min_tokens: a first token that ends speech would leave a spoken answer without sound
-        "default_sampling_params": {
-            "temperature": 0.9,
-            "top_k": 50,
-            "repetition_penalty": 1.05,
-            "min_tokens": 2,
-            "max_tokens": 4096,
-        },
-        "subtalker_sampling_params": {"do_sample": True, "temperature": 0.9, "top_k": 50, "top_p": 1.0},
+        # The rest is the checkpoint's generation_config.json. min_tokens: a first token that ends speech would leave a
+        # spoken answer without sound.
+        "default_sampling_params": {"min_tokens": 2},
     },
     "code2wav": {"max_num_seqs": 8, "max_num_batched_tokens": 65536, "max_model_len": 65536},
 }

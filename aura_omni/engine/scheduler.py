@@ -55,17 +55,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Let the sequence wait for its first step. Raises PromptTooLong, Overloaded or BadRequest; then nothing changed."""
-        prompt = sequence.prompt_length
-        if prompt < 1:
-            raise BadRequest("the prompt is empty; it must have at least one token")
-        if prompt >= self.max_length:
-            if prompt >= self.max_model_len:
-                limit = f"this model takes {self.max_model_len - 1:,} and one for the answer"
-                way_out = "raise max_model_len"
-            else:
-                limit = f"its cache of {self.cache.pages:,} pages holds {self.max_length - 1:,}"
-                way_out = "raise gpu_memory_utilization of this stage"
-            raise PromptTooLong(f"the prompt has {prompt:,} tokens, {limit}. Shorten the messages, or {way_out}.")
+        self.check_length(sequence.prompt_length)
         present, limit_present = len(self.waiting) + len(self.running), self.max_num_seqs + self.max_waiting
         if present >= limit_present:
             raise Overloaded(
@@ -76,6 +66,21 @@ class Scheduler:
         sequence.id = self._next_id
         self._next_id += 1
         insort(self.waiting, sequence, key=_rank)
+
+    def check_length(self, prompt: int) -> None:
+        """Raises PromptTooLong or BadRequest for a prompt of so many tokens that would not fit an empty server."""
+        if prompt < 1:
+            raise BadRequest("the prompt is empty; it must have at least one token")
+        if prompt >= self.max_length:
+            if prompt >= self.max_model_len:
+                limit = f"this model takes {self.max_model_len - 1:,} and one for the answer"
+                way_out = "raise max_model_len"
+            else:
+                limit = f"its cache of {self.cache.pages:,} pages holds {self.max_length - 1:,}"
+                way_out = "raise gpu_memory_utilization of this stage"
+            raise PromptTooLong(
+                f"the prompt has {prompt:,} tokens, {limit}. Shorten the messages, or {way_out}.", param="messages"
+            )
 
     def remove(self, sequence: Sequence, *, forget: bool = False) -> None:
         """Take the sequence out, wherever it is, and free its pages. forget: its rows may be wrong, no one may reuse them."""

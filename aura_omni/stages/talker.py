@@ -119,7 +119,10 @@ class TalkerStage(StageModel):
         self._banned = banned
 
     @classmethod
-    def load(cls, checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dtype) -> TalkerStage:
+    def load(
+        cls, checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dtype, max_model_len: int | None = None
+    ) -> TalkerStage:
+        """max_model_len: rows of prompt and frames; None: the model's own. Raises CheckpointError."""
         talker, encoder = cls.networks_of(checkpoint)
         if talker.config.groups != CODEBOOKS:
             raise CheckpointError(
@@ -132,21 +135,22 @@ class TalkerStage(StageModel):
             )
         least_samples = encoder.config.least_samples if encoder else 0
         voices = checkpoint.parse(lambda config: Voices.from_json(config, checkpoint.name, least_samples=least_samples))
-        writer = PromptWriter.load(checkpoint)
+        writer = PromptWriter.load(checkpoint, max_model_len=max_model_len)
         checkpoint.load(talker, TALKER_LAYOUT, device=device, dtype=dtype, own="talker.")
         if encoder:
             checkpoint.load(encoder, SPEAKER_LAYOUT, device=device, dtype=dtype, own="speaker_encoder.")
-        sampling, predictor = published_sampling(checkpoint.json("generation_config.json", default={}))
+        sampling, predictor = _sampling_of(checkpoint)
         return cls(talker, encoder, writer, voices, sampling=sampling, predictor_sampling=predictor)
 
     @staticmethod
     def networks_of(checkpoint: Checkpoint) -> tuple[Talker, SpeakerEncoder | None]:
         """What its configuration describes, on the meta device; only Base checkpoints have a speaker encoder."""
-        talker_config = checkpoint.parse(TalkerConfig.from_json)
         clones = checkpoint.json("config.json").get("tts_model_type") == "base"
-        speaker_config = checkpoint.parse(SpeakerEncoderConfig.from_json) if clones else None
         with torch.device("meta"):
-            return Talker(talker_config), SpeakerEncoder(speaker_config) if speaker_config else None
+            talker = checkpoint.parse(lambda config: Talker(TalkerConfig.from_json(config)))
+            if not clones:
+                return talker, None
+            return talker, checkpoint.parse(lambda config: SpeakerEncoder(SpeakerEncoderConfig.from_json(config)))
 
     # ------------------------------------------------------------ what a request becomes
 
@@ -183,6 +187,11 @@ class TalkerStage(StageModel):
         )
         return TalkerPrompt(prefill, reference)
 
+    @staticmethod
+    def bounded(sampling: Sampling) -> Sampling:
+        """The sampling with the least number of frames that every sequence has."""
+        return replace(sampling, min_tokens=max(sampling.min_tokens, _MIN_FRAMES))
+
     def sequence(
         self,
         prompt: TalkerPrompt,
@@ -202,7 +211,7 @@ class TalkerStage(StageModel):
         track.close()
         return Sequence(
             tokens=[ids.pad] * prompt.prefill.length,
-            sampling=replace(sampling, min_tokens=max(sampling.min_tokens, _MIN_FRAMES)),
+            sampling=self.bounded(sampling),
             on_output=on_output,
             on_end=on_end,
             stop_ids=self.stop_ids,
@@ -302,16 +311,23 @@ class TalkerStage(StageModel):
         return rows
 
 
+def _sampling_of(checkpoint: Checkpoint) -> tuple[Sampling, Sampling]:
+    name = "generation_config.json"
+    try:
+        return published_sampling(checkpoint.json(name, default={}))
+    except BadRequest as error:
+        raise CheckpointError(f"{name} of checkpoint {checkpoint.name}: {error.message}") from error
+
+
 def published_sampling(generation: Mapping[str, Any]) -> tuple[Sampling, Sampling]:
-    """generation_config.json -> defaults of the Talker and of its code predictor; what it lacks is as published."""
+    """generation_config.json -> defaults of the Talker and of its code predictor; what it lacks is as published.
+
+    Raises BadRequest naming a field whose value is out of its range.
+    """
+    given = {name: generation.get(name) for name in ("temperature", "top_k", "top_p", "repetition_penalty")}
     talker = Sampling(
-        temperature=generation.get("temperature", 0.9),
-        top_k=generation.get("top_k", 50),
-        top_p=generation.get("top_p", 1.0),
-        repetition_penalty=generation.get("repetition_penalty", 1.05),
-        min_tokens=_MIN_FRAMES,
-        max_tokens=generation.get("max_new_tokens", 2_048),
-    )
+        temperature=0.9, top_k=50, repetition_penalty=1.05, min_tokens=_MIN_FRAMES, max_tokens=2_048
+    ).merged({**given, "max_tokens": generation.get("max_new_tokens")})
     if not generation.get("do_sample", True):
         talker = replace(talker, temperature=0.0)
     predictor = Sampling(temperature=0.9, top_k=50, top_p=1.0)

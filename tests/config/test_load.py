@@ -66,7 +66,23 @@ def test_upstream_tts_file_has_its_values():
     assert config.audio_chunks == AudioChunks(1, 25)
     assert "seed" not in config.stage("talker").sampling
     assert config.stage("talker").sampling["min_tokens"] == 2
-    assert config.stage("talker").subtalker["do_sample"] is True
+    assert config.stage("talker").subtalker == {}
+    assert config.stage("talker").sampling.keys() <= {
+        "min_tokens",
+        "max_tokens",
+        "temperature",
+        "top_k",
+        "seed",
+        "repetition_penalty",
+    }
+
+
+def test_a_silent_file_leaves_sampling_to_the_checkpoint(tmp_path):
+    file = tmp_path / "silent.yaml"
+    file.write_text("pipeline: qwen3_tts\nstages:\n  - stage_id: 0\n    model: a\n  - stage_id: 1\n    model: a\n")
+    talker = loaded(deploy_config=str(file)).stage("talker")
+    assert talker.sampling == {"min_tokens": 2}
+    assert talker.subtalker == {}
 
 
 def test_keys_without_use_are_named_once_with_the_reason():
@@ -92,7 +108,7 @@ def test_packaged_files_are_found_by_name_and_load_without_notes_of_their_own(na
 def test_packaged_aura_file_agrees_with_upstreams():
     ours, theirs = loaded(deploy_config="aura_omni"), loaded(deploy_config=AURA)
     for mine, other in zip(ours.stages, theirs.stages, strict=True):
-        # The two differ in how the Talker's stop id is known, in its least length, and in fields that say the default.
+        # The two differ in how long a transcript may be (ours: as its clip), how the Talker's stop id is known, in its least length, and in fields that say the default.
         sampling = Sampling().merged(other.sampling | {"stop_token_ids": [], "top_k": mine.sampling.get("top_k", 0)})
         assert Sampling().merged(mine.sampling) == sampling
         assert replace(mine, sampling={}) == replace(other, sampling={})
