@@ -95,7 +95,9 @@ class Voice:
     ref_text: str | None = None
     x_vector_only: bool = False
     pass_token_ids: bool = False  # hand AURA's token ids to the Talker instead of its text
-    non_streaming: bool | None = None  # None: True for CustomVoice and VoiceDesign, False for Base
+    # Whether the Talker gets the whole text before its first frame. None: no where AURA writes the text, which is then read
+    # while it is written (unless its ids are passed); else as the checkpoint's package does it (Base no, the others yes).
+    non_streaming: bool | None = None
     max_frames: int | None = None
 
 

@@ -187,7 +187,11 @@ class Pipeline:
     def _speaking(self, request: TurnRequest) -> Speaking | None:
         if not request.speak or self.parts.speech is None:
             return None
-        return self.parts.speech.talker.voices.resolve(request.voice)
+        speaking = self.parts.speech.talker.voices.resolve(request.voice)
+        voice = request.voice
+        if voice.non_streaming is None and self.parts.aura is not None and not voice.pass_token_ids:
+            return replace(speaking, non_streaming=False)  # AURA's text is read while it is written
+        return speaking
 
     def _body(self, request: TurnRequest, speaking: Speaking | None) -> list[int] | None:
         """Ids of the text to speak, if the request brings it. Raises PromptTooLong."""

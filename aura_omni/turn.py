@@ -10,7 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -40,6 +40,7 @@ from aura_omni.flow import (
 from aura_omni.stages.asr import AsrPrompt
 from aura_omni.stages.aura import AuraStage
 from aura_omni.stages.silent import speakable
+from aura_omni.stages.tokenizer import Encoder
 from aura_omni.stages.transcript import before_stop, joined
 from aura_omni.stages.vocoder import Reference as Spoken
 from aura_omni.stages.vocoder import Stream, VocoderRunner
@@ -48,6 +49,10 @@ from aura_omni.stages.voices import Reference, Speaking
 log = logging.getLogger(__name__)
 
 Sink = Callable[[Event], None]
+
+# Ids that the Talker has in hand before it starts. It reads 12.5 a second and AURA writes ten times as many, so this only
+# bridges a pause of AURA right after its first words.
+TOKENS_AHEAD = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,7 @@ class Turn:
         self._ended = False
         self._unheard = deque((clip, part) for clip, parts in enumerate(plan.hearing) for part in range(len(parts)))
         self._heard: list[list[Transcript]] = [[Transcript("")] * len(parts) for parts in plan.hearing]
+        self._handover: _Handover | None = None  # while AURA writes and the Talker is to follow
         self._usage = Usage()
         self._text = ""
         self._text_reason: Literal["stop", "length"] = "stop"
@@ -170,6 +176,7 @@ class Turn:
             return
         sampling = self._plan.sampling["aura"]
         prompt = aura.prompt(messages, system_prompt=request.system_prompt)
+        self._handover = self._new_handover()
         self._tell(transcripts)
         self._count(prompt_text_tokens=prompt.text_tokens, prompt_video_tokens=prompt.video_tokens)
         reader = aura.reader(sampling)
@@ -188,7 +195,10 @@ class Turn:
                 return
             self._say(delta)
             self._text_reason = "length" if reason == "length" and not reader.stopped else "stop"
-            self._speak(self._ids_to_speak(aura, sequence.outputs))
+            if self._handover is None:
+                self._speak(self._ids_to_speak(aura, sequence.outputs))
+            else:
+                self._hand_over_rest()
 
         sequence = self._run("aura", partial(aura.sequence, prompt, sampling), on_output=say, then=thought)
 
@@ -220,20 +230,34 @@ class Turn:
         if delta:
             self._text += delta
             self._send(TextDelta(delta))
+            if self._handover is not None:
+                self._hand_over(delta)
 
     def _speak(self, ids: list[int] | None) -> None:
         """The answer to frames, and frames to sound. ids: of the text to speak, where they are known already."""
-        speech, speaking, voice = self._parts.speech, self._plan.speaking, self._plan.request.voice
+        speech, speaking = self._parts.speech, self._plan.speaking
         if speech is None or speaking is None or not speakable(self._text):
             self._finish(self._text_reason)
             return
-        talker, vocoder = speech.talker, speech.vocoder
-        body = talker.writer.body(self._text) if ids is None else ids
-        reference = self._reference(speech, speaking)
+        body = speech.talker.writer.body(self._text) if ids is None else ids
+        self._talk(speech, speaking, body, self._reference(speech, speaking))
+
+    def _talk(
+        self,
+        speech: Speech,
+        speaking: Speaking,
+        body: list[int],
+        reference: Reference | None,
+        *,
+        open_ended: bool = False,
+    ) -> Sequence:
+        """Talker and Code2Wav at work on body; open_ended: more of it follows."""
+        talker, vocoder, voice = speech.talker, speech.vocoder, self._plan.request.voice
         sampling = self._plan.sampling["talker"]
         if voice.max_frames is not None:
             sampling = replace(sampling, max_tokens=min(sampling.max_tokens, voice.max_frames))
-        build = partial(talker.sequence, talker.prompt(speaking, body, reference), sampling, predictor=speech.predictor)
+        prompt = talker.prompt(speaking, body, reference)
+        build = partial(talker.sequence, prompt, sampling, predictor=speech.predictor, open_ended=open_ended)
         stream = self._open_stream(vocoder, reference)
         chunker = _Chunker(self._chunks)
 
@@ -246,9 +270,56 @@ class Turn:
             self._speech_reason = "length" if reason == "length" else "stop"
             if (rest := chunker.rest()) is not None:
                 vocoder.push(stream, rest)
-            vocoder.close(stream)  # drains, then ends the Turn
+            vocoder.close(stream)  # drains, then ends
 
-        self._run("talker", build, on_output=frame, then=spoken)
+        return self._run("talker", build, on_output=frame, then=spoken)
+
+    # ------------------------------------------------------------ the Talker while AURA is still writing
+
+    def _new_handover(self) -> _Handover | None:
+        """None: the Talker gets the text when it is complete, as asked for or because ids are passed."""
+        speech, speaking, voice = self._parts.speech, self._plan.speaking, self._plan.request.voice
+        if speech is None or speaking is None or speaking.non_streaming or voice.pass_token_ids:
+            return None
+        return _Handover(speech, speaking, speech.talker.writer.encoder())
+
+    def _hand_over(self, delta: str) -> None:
+        """Text that AURA has just said, to the Talker: the first of it starts a sequence, the rest feeds it."""
+        handover = self._handover
+        assert handover is not None
+        ids = handover.encoder.push(delta if handover.begun else delta.lstrip())
+        handover.begun = True
+        handover.body += ids
+        talker = handover.speech.talker
+        if handover.sequence is not None:
+            self._feed(handover)
+            return
+        if not handover.body:
+            return
+        reference = self._reference(handover.speech, handover.speaking)
+        if len(handover.body) >= talker.least_body(handover.speaking, reference) + TOKENS_AHEAD:
+            body, handover.body = handover.body, []
+            handover.sequence = self._talk(handover.speech, handover.speaking, body, reference, open_ended=True)
+
+    def _hand_over_rest(self) -> None:
+        """AURA has ended its text."""
+        handover = self._handover
+        assert handover is not None
+        self._handover = None
+        handover.body += handover.encoder.flush()
+        if handover.sequence is None:
+            self._speak(handover.body or None)
+            return
+        self._feed(handover)
+        if handover.sequence in self._live:
+            handover.speech.talker.close(handover.sequence)
+        elif not self._live:
+            self._finish(self._text_reason)  # the speech had ended before the text did
+
+    def _feed(self, handover: _Handover) -> None:
+        if handover.sequence in self._live and handover.body:
+            handover.speech.talker.feed(handover.sequence, handover.body)
+        handover.body = []
 
     def _open_stream(self, vocoder: VocoderRunner, reference: Reference | None) -> Stream:
         voice = self._plan.request.voice
@@ -261,7 +332,11 @@ class Turn:
                 self._send(AudioChunk(samples))
 
         def ended(reason: FinishReason, error: Exception | None) -> None:
-            self._over(stream, reason, error, lambda _: self._finish(self._text_reason))
+            self._over(stream, reason, error, sounded)
+
+        def sounded(_: FinishReason) -> None:
+            if self._handover is None:  # else AURA is still writing, and its end is the Turn's
+                self._finish(self._text_reason)
 
         stream = vocoder.open(sound, ended, reference=before)
         self._live[stream] = lambda: vocoder.abort(stream)
@@ -353,6 +428,18 @@ class Turn:
 
     def _count(self, **more: int) -> None:
         self._usage = replace(self._usage, **{name: getattr(self._usage, name) + count for name, count in more.items()})
+
+
+@dataclass(slots=True, eq=False)
+class _Handover:
+    """The way of a text from AURA to the Talker. body: ids that the Talker has not got yet."""
+
+    speech: Speech
+    speaking: Speaking
+    encoder: Encoder
+    body: list[int] = field(default_factory=list)
+    sequence: Sequence | None = None
+    begun: bool = False
 
 
 class _Chunker:

@@ -51,7 +51,8 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        return bool(self.waiting or self.running)
+        """Whether someone runs or waits who could be stepped."""
+        return any(not sequence.blocked for sequence in (*self.running, *self.waiting))
 
     def add(self, sequence: Sequence) -> None:
         """Let the sequence wait for its first step. Raises PromptTooLong, Overloaded or BadRequest; then nothing changed."""
@@ -95,20 +96,22 @@ class Scheduler:
         counts: dict[Sequence, int] = {}
         for sequence in list(self.running):
             # One without pages has just been preempted for the sake of an earlier one.
+            if sequence.blocked:
+                continue
             if sequence.pages and sequence.length - sequence.computed == 1 and self._room(sequence):
                 counts[sequence] = 1
         budget = self.max_num_batched_tokens - len(counts)
         for sequence in self.running:
-            if sequence not in counts and budget:
+            if sequence not in counts and budget and not sequence.blocked:
                 counts[sequence] = min(budget, sequence.length - sequence.computed)
                 budget -= counts[sequence]
-        while self.waiting and budget:
-            sequence = self.waiting[0]
-            if not self._seat(sequence, counts):
+        while budget:
+            first = next((sequence for sequence in self.waiting if not sequence.blocked), None)
+            if first is None or not self._seat(first, counts):
                 break
             budget = self.max_num_batched_tokens - sum(counts.values())
-            counts[sequence] = min(budget, sequence.length - sequence.computed)
-            budget -= counts[sequence]
+            counts[first] = min(budget, first.length - first.computed)
+            budget -= counts[first]
         if not counts:
             return None
         return Batch(tuple(counts), tuple(sequence.computed for sequence in counts), tuple(counts.values()))

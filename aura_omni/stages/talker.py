@@ -56,7 +56,7 @@ class TextTrack:
 
     @property
     def ready(self) -> bool:
-        """Whether the next step has something to read. A sequence that is not ready must not be stepped."""
+        """Whether the next step has something to read. A sequence that is not ready is blocked."""
         return self.closed or bool(self._ids)
 
     def take(self) -> int:
@@ -200,18 +200,28 @@ class TalkerStage(StageModel):
         predictor: Sampling | None = None,
         on_output: Callable[[np.ndarray], None],
         on_end: Callable[[FinishReason, Exception | None], None],
+        open_ended: bool = False,
     ) -> Sequence:
         """sampling.max_tokens is the frame budget; when it runs out the sequence ends with "length".
+
+        open_ended: more text follows through `feed`, until `close`; the prompt has `least_body` ids or more.
 
         predictor: of codebooks 1..15 (None: the checkpoint's); on_output gets int64 [16] per frame.
         """
         ids = self.writer.ids
         track = TextTrack(ids.text_pad)
-        track.feed(prompt.prefill.trailing_ids)
-        track.close()
+        if open_ended:
+            # All of the prompt's text but its end, which comes with `close`.
+            assert prompt.prefill.trailing_ids[-1:] == (ids.text_eos,), (
+                "text that goes on needs a prompt that waits for it"
+            )
+            track.feed(prompt.prefill.trailing_ids[:-1])
+        else:
+            track.feed(prompt.prefill.trailing_ids)
+            track.close()
         return Sequence(
             tokens=[ids.pad] * prompt.prefill.length,
-            sampling=self.bounded(sampling),
+            sampling=replace(sampling, min_tokens=max(sampling.min_tokens, _MIN_FRAMES)),
             on_output=on_output,
             on_end=on_end,
             stop_ids=self.stop_ids,
@@ -219,6 +229,31 @@ class TalkerStage(StageModel):
             # Rows are not a function of tokens, and a prompt of ten rows costs one step with or without a cache.
             cacheable=False,
         )
+
+    def least_body(self, speaking: Speaking, reference: Reference | None) -> int:
+        """Ids of the body that the prompt of a streaming text needs: one, or as many as lie beside a reference's frames."""
+        if reference is None or reference.codes is None:
+            return 1
+        return max(1, 1 + len(reference.codes) - len(reference.text_ids))
+
+    def feed(self, sequence: Sequence, ids: Seq[int]) -> None:
+        """More text of an open-ended sequence. Engine thread."""
+        state: TalkerState = sequence.state
+        state.track.feed(ids)
+        self._unblock(sequence)
+
+    def close(self, sequence: Sequence) -> None:
+        """The text of an open-ended sequence has ended. Engine thread."""
+        state: TalkerState = sequence.state
+        state.track.feed([self.writer.ids.text_eos])
+        state.track.close()
+        self._unblock(sequence)
+
+    def _unblock(self, sequence: Sequence) -> None:
+        state: TalkerState = sequence.state
+        if sequence.blocked and state.track.ready:
+            state.text_ids.append(state.track.take())  # of the row that was waiting for it
+            sequence.blocked = False
 
     # ------------------------------------------------------------ what the engine asks
 
@@ -247,15 +282,23 @@ class TalkerStage(StageModel):
             [len(state.frames) for state in states],
             self.device,
         )
-        text_ids = [state.track.take() for state in states]
-        inputs = (hidden, ids[:, None], torch.tensor(text_ids, device=self.device)[:, None], draw.floats, draw.integers)
+        # The text of the next row; None where it is not written yet, so that the row has to wait.
+        text_ids = [state.track.take() if state.track.ready else None for state in states]
+        known = [self.writer.ids.text_pad if text_id is None else text_id for text_id in text_ids]
+        inputs = (hidden, ids[:, None], torch.tensor(known, device=self.device)[:, None], draw.floats, draw.integers)
         complete = self._complete if self._graph is None else self._graph
         codes, rows = complete(*inputs, filters=draw.filters)
+        if self._graph is not None:
+            rows = rows.clone()  # the graph writes its next rows to the same place, also while one of these still waits
         frames = list(codes.cpu().numpy())
-        for state, frame, text_id, row in zip(states, frames, text_ids, rows, strict=True):
+        for sequence, frame, text_id, row in zip(sequences, frames, text_ids, rows, strict=True):
+            state = sequence.state
             state.frames.append(frame)
-            state.text_ids.append(text_id)
-            state.next_row = row
+            if text_id is None:
+                sequence.blocked, state.next_row = True, None
+            else:
+                state.text_ids.append(text_id)
+                state.next_row = row
         return frames
 
     def _complete(

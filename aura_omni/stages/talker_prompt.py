@@ -26,7 +26,7 @@ from aura_omni.engine.loader import Checkpoint
 from aura_omni.errors import BadRequest, CheckpointError
 from aura_omni.flow import FRAME_SAMPLES
 from aura_omni.models.fields import whole
-from aura_omni.stages.tokenizer import TextTokenizer
+from aura_omni.stages.tokenizer import Encoder, TextTokenizer
 from aura_omni.stages.voices import Speaking
 
 _ROLE_ROWS = 3
@@ -166,6 +166,10 @@ class PromptWriter:
         if not ids:
             raise BadRequest("there is no text to speak")
         return ids
+
+    def encoder(self) -> Encoder:
+        """For a body that arrives in pieces: its ids joined are `body` of the whole text (stripped at the front)."""
+        return Encoder(self._tokenizer)
 
     def body_of_ids(self, ids: Sequence[int]) -> list[int]:
         """Ids of a language model's answer (same vocabulary) -> ids to speak.

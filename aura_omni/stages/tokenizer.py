@@ -134,6 +134,33 @@ def _assembled(folder: Path, added: list[tuple[int, AddedToken]]) -> Tokenizer:
     return full
 
 
+class Encoder:
+    """Text in as it is written, ids out as soon as they are certain: joined, they are `encode` of the whole text.
+
+    How a text is cut into tokens depends on what follows, but never across the end of a word: so all before the last place
+    where a letter is followed by something else is certain, and a word leaves with the character behind it.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._open = ""  # text whose ids are not certain
+
+    def push(self, text: str) -> list[int]:
+        self._open += text
+        for at in range(len(self._open) - 1, 0, -1):
+            after = self._open[at]
+            # A combining mark belongs to the letter before it.
+            if self._open[at - 1].isalpha() and not after.isalpha() and not unicodedata.category(after).startswith("M"):
+                certain, self._open = self._open[:at], self._open[at:]
+                return self._tokenizer.encode(certain)
+        return []
+
+    def flush(self) -> list[int]:
+        """The rest, when no more text comes."""
+        rest, self._open = self._open, ""
+        return self._tokenizer.encode(rest) if rest else []
+
+
 class Detokenizer:
     """Ids in, text deltas out. A delta never ends inside a character, and joined deltas equal `decode` of all ids."""
 

@@ -4,10 +4,12 @@ import threading
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aura_omni.engine.loader import Checkpoint
 from aura_omni.errors import PromptTooLong
-from aura_omni.stages.tokenizer import TextTokenizer
+from aura_omni.stages.tokenizer import Encoder, TextTokenizer
 from tests.family import family
 
 
@@ -62,3 +64,19 @@ def test_encoding_a_long_text_lets_other_threads_run(tokenizer):
 def test_a_long_text_has_the_tokens_of_its_lines(tokenizer):
     line = "what is the colour of it?\n"
     assert tokenizer.encode(line * 1_000) == tokenizer.encode(line) * 1_000
+
+
+@given(st.text(alphabet="aZé ß'.,!?\n\t 12你好。，\u0301🙂-", max_size=60), st.lists(st.integers(1, 5), max_size=60))
+def test_text_in_pieces_has_the_ids_of_the_whole(tokenizer, text, sizes):
+    encoder, ids, at = Encoder(tokenizer), [], 0
+    for size in [*sizes, len(text)]:
+        ids += encoder.push(text[at : at + size])
+        at += size
+    assert ids + encoder.flush() == tokenizer.encode(text)
+
+
+def test_a_word_leaves_with_the_character_behind_it(tokenizer):
+    encoder = Encoder(tokenizer)
+    assert encoder.push("assis") == []
+    assert encoder.push("tant") == []
+    assert encoder.push(" ") == tokenizer.encode("assistant")
