@@ -251,6 +251,8 @@ class TalkerStage(StageModel):
         inputs = (hidden, ids[:, None], torch.tensor(text_ids, device=self.device)[:, None], draw.floats, draw.integers)
         complete = self._complete if self._graph is None else self._graph
         codes, rows = complete(*inputs, filters=draw.filters)
+        if self._graph is not None:
+            rows = rows.clone()  # the graph writes its next rows to the same place, also while one of these still waits
         frames = list(codes.cpu().numpy())
         for state, frame, text_id, row in zip(states, frames, text_ids, rows, strict=True):
             state.frames.append(frame)
