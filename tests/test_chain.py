@@ -294,11 +294,25 @@ def _chunks(listener: Listener) -> list[int]:
 def test_token_ids_passed_on_are_spoken_as_the_reference_speaks_ids(
     ours: Watched, references: References, one_round: tuple[TurnRequest, Theirs]
 ) -> None:
-    asked, theirs = one_round
-    [listener] = ours.ask(replace(asked, voice=replace(asked.voice, pass_token_ids=True)))
-    spoken = references.mouth.speak_ids(theirs.said.ids[:-1], frames=FRAMES, speaker="Ryan", language="English")
-    np.testing.assert_array_equal(ours.frames, spoken.frames)
-    np.testing.assert_allclose(listener.samples, spoken.samples, rtol=0, atol=CLOSE)
+    """An answer of single letters, which its text, encoded anew, would melt into longer pieces."""
+    tokenizer = references.mind.tokenizer
+    letters = {tokenizer.convert_tokens_to_ids(letter): 100.0 for letter in "userlang"}
+    asked = replace(one_round[0], sampling={"aura": {"logit_bias": letters}})
+    voice = {"speaker": "Ryan", "language": "English"}
+
+    [written] = ours.ask(asked)
+    ids = ours.sequences["aura"][-1].outputs
+    from_text = list(ours.frames)
+    assert ids != tokenizer(written.text, add_special_tokens=False)["input_ids"]
+    theirs = references.mouth.speak(written.text, frames=FRAMES, **voice)
+    np.testing.assert_array_equal(from_text, theirs.frames)
+
+    [passed] = ours.ask(replace(asked, voice=replace(asked.voice, pass_token_ids=True)))
+    assert passed.text == written.text
+    theirs = references.mouth.speak_ids(ids, frames=FRAMES, **voice)
+    np.testing.assert_array_equal(ours.frames, theirs.frames)
+    np.testing.assert_allclose(passed.samples, theirs.samples, rtol=0, atol=CLOSE)
+    assert not np.array_equal(from_text, ours.frames)
 
 
 def test_token_ids_sound_like_their_text_where_both_tokenizers_cut_it_alike(

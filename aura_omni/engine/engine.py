@@ -88,6 +88,7 @@ class Engine:
             try:
                 result = function()
             except Exception as error:
+                # Whoever posted it gets it; the loop has others to serve.
                 if not isinstance(error, AuraError):
                     logger.error("a function posted to the engine failed", exc_info=error)
                 future.set_exception(error)
@@ -117,6 +118,7 @@ class Engine:
         try:
             self._loop()
         except Exception as error:
+            # Nobody is left to catch it, and every request must be told.
             logger.critical("the engine's loop failed, every request ends", exc_info=error)
             self._failure = EngineError(f"the engine failed: {type(error).__name__}: {error}")
             self._failure.__cause__ = error

@@ -194,6 +194,7 @@ class ArRunner:
         except torch.AcceleratorError:
             raise  # the device itself has failed: no later step can succeed
         except Exception as error:
+            # Whatever it is, it is one request's until shown otherwise.
             if len(batch.sequences) == 1:
                 self._fail(batch.sequences[0], error)
                 return []
@@ -300,6 +301,7 @@ class ArRunner:
             try:
                 sequence.on_output(output)
             except Exception as error:
+                # A listener's mistake ends its own request.
                 self._fail(sequence, error)
                 continue
             limit = min(self._scheduler.max_length, sequence.prompt_length + sequence.sampling.max_tokens)

@@ -57,6 +57,7 @@ class Outermost:
             error = Unavailable("the server stops; ask again")
             log_failure(scope, error)
         except Exception:
+            # The outermost frame of a request: what nobody has caught becomes a 500 that says where to look.
             _LOG.exception("%s %s %s failed", request_id, scope["method"], scope["path"])
             error = AuraError(f"the server failed; its log has the reason under {request_id}")
         if not begun:

@@ -122,7 +122,7 @@ class Voices:
         """Check every field, and fill in what is not given. Raises BadVoice naming the field, its value and what there is."""
         if voice.task not in (None, self.task):
             raise BadVoice(
-                f"task {voice.task} needs {_LACKS[voice.task]}, which checkpoint {self.checkpoint} does not have; "
+                f"task {voice.task} needs {_LACKS[voice.task]}, which this server's Talker does not have; "
                 f"its task is {self.task}",
                 param="task",
             )
@@ -140,7 +140,7 @@ class Voices:
     def _refuse_fields_of_other_tasks(self, voice: Voice) -> None:
         if voice.speaker and self.task != "CustomVoice":
             raise BadVoice(
-                f"speaker {voice.speaker!r}: checkpoint {self.checkpoint} ({self.task}) has no named speakers",
+                f"speaker {voice.speaker!r}: this server's Talker ({self.task}) has no named speakers",
                 param="speaker",
             )
         if self.task == "Base":
@@ -152,7 +152,7 @@ class Voices:
         ):
             if given:
                 raise BadVoice(
-                    f"{name} is for task Base; checkpoint {self.checkpoint} ({self.task}) cannot clone a voice",
+                    f"{name} is for task Base; this server's Talker ({self.task}) cannot clone a voice",
                     param=name,
                 )
 
@@ -183,7 +183,7 @@ class Voices:
             return ""
         if not self.takes_instruct:
             raise BadVoice(
-                f"instruct is given, but checkpoint {self.checkpoint} ({self.task}) does not follow instructions; "
+                f"instruct is given, but this server's Talker ({self.task}) does not follow instructions; "
                 "leave it out, or serve a 1.7B CustomVoice or a VoiceDesign checkpoint",
                 param="instruct",
             )

@@ -96,6 +96,22 @@ def test_stacked_tables_take_no_memory_of_their_own_and_are_written_as_published
 
 
 @pytest.mark.reference
+@pytest.mark.parametrize("size", ["1b7", "0b6"])
+def test_hidden_rows_and_logits_equal_the_reference(size: str) -> None:
+    config = tts_config("custom_voice", hidden=64 if size == "1b7" else 32)
+    model = reference_model(config, seed=4)
+    talker = same_weights(config, model)
+    rows = torch.randn(70, talker.config.decoder.hidden, generator=torch.Generator().manual_seed(5))
+    with torch.no_grad():
+        expected = model.talker.model(inputs_embeds=rows[None]).last_hidden_state[0]
+        expected_logits = model.talker.codec_head(expected)
+    hidden = decoded(talker, rows)
+    torch.testing.assert_close(hidden, expected, atol=2e-5, rtol=0)
+    torch.testing.assert_close(talker.codec_head(hidden), expected_logits, atol=2e-5, rtol=0)
+    assert expected_logits.std() > 0.3
+
+
+@pytest.mark.reference
 def test_one_layer_of_the_published_size_equals_the_reference() -> None:
     config = tts_config("voice_design", hidden=2048)
     talker_config = config["talker_config"]
@@ -114,7 +130,7 @@ def test_one_layer_of_the_published_size_equals_the_reference() -> None:
     with torch.no_grad():
         expected = model.talker.model(inputs_embeds=rows[None]).last_hidden_state[0]
     hidden = decoded(talker, rows)
-    torch.testing.assert_close(hidden, expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(hidden, expected, atol=2e-5, rtol=0)
     torch.testing.assert_close(talker.codec_head(hidden), model.talker.codec_head(expected), atol=1e-3, rtol=1e-4)
 
     codes = torch.randint(2048, (2, 16), generator=generator)
