@@ -40,11 +40,11 @@ def refresh(network: nn.Module) -> None:
     """Make the derived tables of Code2Wav's layers again, as part of the graph. Call once before every forward."""
     for part in network.modules():
         if isinstance(part, SnakeBeta):
-            part._buffers["rate"] = part.alpha.exp()
-            part._buffers["gain"] = 1.0 / (part.beta.exp() + 1e-9)
+            part.register_buffer("rate", part.alpha.exp(), persistent=False)
+            part.register_buffer("gain", 1.0 / (part.beta.exp() + 1e-9), persistent=False)
         elif isinstance(part, CausalUpsample):
             assert part.conv.bias is not None
-            part._buffers["bias"] = part.conv.bias.repeat(part.rate)
+            part.register_buffer("bias", part.conv.bias.repeat(part.rate), persistent=False)
 
 
 def count(network: nn.Module) -> int:

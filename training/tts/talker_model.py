@@ -99,8 +99,7 @@ class TrainedTalker(nn.Module):
         hidden = self.hidden(batch, codes, into, corruption)
         target = batch.target.flatten()
         wanted = (target != IGNORE).nonzero()[:, 0]
-        logits = F.linear(hidden[wanted], out).float()
-        logits[:, EOS + 1 :] = -1e4
+        logits = F.linear(hidden[wanted], out[: EOS + 1]).float()  # later ids are never drawn
         found = {"c0": F.cross_entropy(logits, target[wanted], label_smoothing=0.02 if corruption else 0.0)}
         next_frame = batch.next_frame.flatten()
         spoken = ((next_frame >= 0) & (codes[next_frame.clamp_min(0), 1] >= 0)).nonzero()[:, 0]

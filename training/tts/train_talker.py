@@ -66,6 +66,8 @@ def evaluate(model: TrainedTalker, rows: Rows, corpus: Corpus, *, clips: int, bo
     for kind in ("domain", "general"):
         pool = np.flatnonzero(corpus.held_out & (corpus.domain == (kind == "domain")))
         some = random.permutation(pool)[:clips]
+        if not len(some):
+            continue
         for streaming in (False, True):
             texts = [corpus.texts[n] for n in some]
             said = speak(frozen.talker, rows, texts, [int(corpus.speaker[n]) for n in some], streaming=streaming, books=books)
@@ -148,9 +150,9 @@ def main() -> None:
             line = {name: round(float(value.detach()), 3) for name, value in losses.items()}
             print(f"{said:.0f} s step {timer.step} {line}", flush=True)
             log.append({"s": said, "step": timer.step, **line})
-            clock.save(given.out / "talker.pt", model=model.state_dict())
+            clock.save(given.out / "talker.pt", model=model)
     model.load_state_dict({**model.state_dict(), **mean})
-    clock.save(given.out / "talker.pt", model=model.state_dict())
+    clock.save(given.out / "talker.pt", model=model)
     found = evaluate(model, rows, corpus, clips=given.clips, books=acoustic is not None)
     print(json.dumps({name: round(value, 4) for name, value in found.items()}, indent=1))
     (given.out / "talker.json").write_text(json.dumps({"log": log, "held_out": found}, indent=1))
