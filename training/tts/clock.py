@@ -34,7 +34,11 @@ class Clock:
 
 def rate(progress: float, step: int, peak: float, *, warmup: int = 100, floor: float = 0.05) -> float:
     """Linear warm-up over steps, then a cosine over the run's progress."""
-    return peak * min(1.0, (step + 1) / warmup) * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress))))
+    return (
+        peak
+        * min(1.0, (step + 1) / warmup)
+        * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress))))
+    )
 
 
 def save(path: Path, *, model: nn.Module, **content: Any) -> None:

@@ -60,7 +60,7 @@ class Books(nn.Module):
             for _ in range(10):
                 near = torch.cdist(rest, table).argmin(1)
                 total = torch.zeros_like(table).index_add_(0, near, rest)
-                number = torch.bincount(near, minlength=len(table))[:, None]
+                number = _counts(near, len(table))[:, None]
                 table = torch.where(number > 0, total / number.clamp_min(1), table)
             self.table[book], self.sums[book] = table, table
             rest = rest - table[torch.cdist(rest, table).argmin(1)]
@@ -81,7 +81,7 @@ class Books(nn.Module):
         rest = x
         for book in range(shape.ACOUSTIC_BOOKS):
             near = codes[:, book]
-            number = torch.bincount(near, minlength=shape.BOOK_ROWS).to(x.dtype)
+            number = _counts(near, shape.BOOK_ROWS)
             total = torch.zeros_like(self.sums[book]).index_add_(0, near, rest)
             self.usage[book].mul_(_USAGE).add_(number, alpha=1 - _USAGE)
             self.sums[book].mul_(_USAGE).add_(total, alpha=1 - _USAGE)
@@ -92,6 +92,13 @@ class Books(nn.Module):
             self.usage[book] = torch.where(dead, torch.ones_like(self.usage[book]), self.usage[book])
             self.table[book] = self.sums[book] / self.usage[book].clamp_min(1e-5)[:, None]
             rest = rest - before
+
+
+def _counts(numbers: Tensor, size: int) -> Tensor:
+    """float32 [size]; unlike bincount it does not make the host wait for the device."""
+    return torch.zeros(size, device=numbers.device).index_add_(
+        0, numbers, torch.ones(len(numbers), device=numbers.device)
+    )
 
 
 class MelCodec(nn.Module):

@@ -1,6 +1,6 @@
 """Clips as arrays: texts, speakers, the codes of book 0, and sound where there is some.
 
-    python -m training.tts.corpus --times DIR --sound DIR --out FILE.npz [--opus FILE.ogg]
+python -m training.tts.corpus --times DIR --sound DIR --out FILE.npz [--opus FILE.ogg]
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from training.tts.data import FRAME_SAMPLES, SPEAKERS, VOICE_RATE
 from training.tts.phones import Span, frame_codes
+from training.tts.speakers import FRAME_SAMPLES, SPEAKERS, VOICE_RATE
 
 LEVEL = 1.5  # brings Piper to -23 dB below full scale, with peaks at 0.95
 
@@ -37,7 +37,12 @@ class Corpus:
 
     def arrays(self, prefix: str) -> dict[str, np.ndarray]:
         texts = np.frombuffer("\n".join(self.texts).encode(), dtype=np.uint8)
-        made = {"texts": texts, "speaker": self.speaker.astype(np.uint8), "domain": self.domain, "held_out": self.held_out}
+        made = {
+            "texts": texts,
+            "speaker": self.speaker.astype(np.uint8),
+            "domain": self.domain,
+            "held_out": self.held_out,
+        }
         made |= {"starts": self.starts.astype(np.int32), "codes": self.codes}
         return {prefix + name: value for name, value in made.items()}
 
@@ -78,6 +83,20 @@ def read(folder: Path, *, limit: int | None = None) -> tuple[Corpus, np.ndarray 
     return made, None if sound is None else np.concatenate([sound[start:stop] for start, stop in kept])
 
 
+def joined(*parts: Corpus) -> Corpus:
+    """One corpus after the other."""
+    starts = [np.zeros(1, dtype=np.int64)]
+    for part in parts:
+        starts.append(starts[-1][-1] + part.starts[1:])
+    names = ("speaker", "domain", "held_out")
+    return Corpus(
+        [text for part in parts for text in part.texts],
+        *(np.concatenate([getattr(part, name) for part in parts]) for name in names),
+        starts=np.concatenate(starts),
+        codes=np.concatenate([part.codes for part in parts]),
+    )
+
+
 def write_opus(path: Path, sound: np.ndarray, bits_per_s: int) -> None:
     import av
 
@@ -93,31 +112,29 @@ def write_opus(path: Path, sound: np.ndarray, bits_per_s: int) -> None:
 
 def read_opus(path: Path, samples: int) -> np.ndarray:
     """int16 [samples] at 24 kHz."""
-    import av
+    import soundfile
 
-    parts = []
-    with av.open(str(path)) as file:
-        resampler = av.AudioResampler(format="s16", layout="mono", rate=VOICE_RATE)
-        for frame in file.decode(audio=0):
-            parts += [out.to_ndarray()[0] for out in resampler.resample(frame)]
-        parts += [out.to_ndarray()[0] for out in resampler.resample(None)]
-    found = np.concatenate(parts)[:samples]
-    return np.pad(found, (0, samples - len(found)))
+    found, rate = soundfile.read(str(path), dtype="int16")
+    if rate != VOICE_RATE:
+        raise ValueError(f"{path} is at {rate} Hz, not {VOICE_RATE}")
+    return np.pad(found[:samples], (0, max(0, samples - len(found))))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--times", type=Path, required=True)
+    parser.add_argument("--times", type=Path, nargs="+", required=True)
     parser.add_argument("--sound", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--opus", type=Path)
     parser.add_argument("--bits", type=int, default=24_000)
     parser.add_argument("--limit", type=int)
     given = parser.parse_args()
-    times, _ = read(given.times, limit=given.limit)
+    times = joined(*(read(folder, limit=given.limit)[0] for folder in given.times))
     spoken, sound = read(given.sound, limit=given.limit)
     np.savez_compressed(given.out, **times.arrays("times_"), **spoken.arrays("sound_"))
-    print(f"{len(times)} clips of times, {len(spoken)} with {spoken.starts[-1] * 0.08 / 60:.1f} minutes of sound; {given.out.stat().st_size / 1e6:.1f} MB")
+    print(
+        f"{len(times)} clips of times, {len(spoken)} with {spoken.starts[-1] * 0.08 / 60:.1f} minutes of sound; {given.out.stat().st_size / 1e6:.1f} MB"
+    )
     if given.opus and sound is not None:
         write_opus(given.opus, sound, given.bits)
         back = read_opus(given.opus, len(sound))

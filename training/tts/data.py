@@ -15,7 +15,6 @@ import json
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,27 +24,10 @@ import soxr
 from training.tts import texts
 from training.tts.phones import FRAME_S, Span, UnknownPhone, to_spans
 from training.tts.piper import RATE, Piper
+from training.tts.speakers import FRAME_SAMPLES, SPEAKERS, VOICE_RATE, Speaker
 
-VOICE_RATE = 24_000
-FRAME_SAMPLES = 1_920
 _GAIN = 0.8  # Piper's own level has peaks at 0.9
 _BATCH = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Speaker:
-    """One voice, three speakers: played `pitch` times as fast, after speaking that much slower, so at its own `tempo`."""
-
-    name: str
-    pitch: float
-    tempo: float
-
-    @property
-    def length_scale(self) -> float:
-        return self.pitch / self.tempo
-
-
-SPEAKERS = (Speaker("ryan", 1.0, 1.0), Speaker("vivian", 1.24, 1.0), Speaker("uncle_fu", 0.86, 0.95))
 
 
 def clips(kind: str, seed: int) -> Iterator[tuple[str, bool]]:

@@ -29,7 +29,20 @@ _INDEX = {symbol: number for number, symbol in enumerate(SYMBOLS)}
 _SILENT = frozenset("^$!'(),-.:;?—…\"")
 _NEXT = frozenset("ˈˌ")  # stress: its time belongs to the phone after it
 _BEFORE = frozenset("_ ːˑ̩̃ʲ")  # padding, spaces, length and colouring: to the phone before
-_LIKE = {"g": "ɡ", "ɫ": "l", "n̩": "n", "c": "k", "y": "i", "ç": "h", "ø": "ɜ", "œ": "ɜ", "ʁ": "ɹ", "ɣ": "ɡ", "β": "v", "ɲ": "n"}
+_LIKE = {
+    "g": "ɡ",
+    "ɫ": "l",
+    "n̩": "n",
+    "c": "k",
+    "y": "i",
+    "ç": "h",
+    "ø": "ɜ",
+    "œ": "ɜ",
+    "ʁ": "ɹ",
+    "ɣ": "ɡ",
+    "β": "v",
+    "ɲ": "n",
+}
 
 
 @dataclass(frozen=True, slots=True)

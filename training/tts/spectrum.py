@@ -40,9 +40,7 @@ class Mel(torch.nn.Module):
     def magnitude(self, samples: Tensor) -> Tensor:
         edge = (WINDOW_SAMPLES - HOP_SAMPLES) // 2
         padded = F.pad(samples, (edge, edge))
-        found = torch.stft(
-            padded, WINDOW_SAMPLES, HOP_SAMPLES, window=self.window, center=False, return_complex=True
-        )
+        found = torch.stft(padded, WINDOW_SAMPLES, HOP_SAMPLES, window=self.window, center=False, return_complex=True)
         return (found.real.square() + found.imag.square() + 1e-7).sqrt()
 
     def forward(self, samples: Tensor) -> Tensor:
@@ -57,7 +55,9 @@ def griffin_lim(mel: Tensor, *, rounds: int = 32) -> Tensor:
     energy = mel.T.exp()
     magnitude = (inverse @ energy).clamp_min(1e-4)
     for _ in range(30):  # multiplicative updates: the non-negative magnitudes whose mel is nearest
-        magnitude = magnitude * (spectrum.filters.T @ energy) / (spectrum.filters.T @ (spectrum.filters @ magnitude) + 1e-8)
+        magnitude = (
+            magnitude * (spectrum.filters.T @ energy) / (spectrum.filters.T @ (spectrum.filters @ magnitude) + 1e-8)
+        )
     generator = torch.Generator(mel.device).manual_seed(0)
     phase = torch.polar(
         torch.ones_like(magnitude), torch.rand(magnitude.shape, generator=generator, device=mel.device) * 6.2832
@@ -68,12 +68,17 @@ def griffin_lim(mel: Tensor, *, rounds: int = 32) -> Tensor:
     for _ in range(rounds):
         frames = torch.fft.irfft((magnitude * phase).T, n=WINDOW_SAMPLES) * spectrum.window
         total = (frames.shape[0] - 1) * HOP_SAMPLES + WINDOW_SAMPLES
-        fold = dict(output_size=(1, total), kernel_size=(1, WINDOW_SAMPLES), stride=(1, HOP_SAMPLES))
+        fold = {"output_size": (1, total), "kernel_size": (1, WINDOW_SAMPLES), "stride": (1, HOP_SAMPLES)}
         weight = F.fold((spectrum.window**2).expand(frames.shape).T[None], **fold).flatten()
         samples = F.fold(frames.T[None], **fold).flatten() / weight.clamp_min(1e-3)
         samples = samples[edge : edge + length]
         found = torch.stft(
-            F.pad(samples[None], (edge, edge)), WINDOW_SAMPLES, HOP_SAMPLES, window=spectrum.window, center=False, return_complex=True
+            F.pad(samples[None], (edge, edge)),
+            WINDOW_SAMPLES,
+            HOP_SAMPLES,
+            window=spectrum.window,
+            center=False,
+            return_complex=True,
         )[0]
         phase = found / found.abs().clamp_min(1e-8)
     return samples

@@ -13,10 +13,11 @@ from torch import Tensor
 from aura_omni.nano.published import LANGUAGES
 from training.tts import shape
 from training.tts.corpus import Corpus
-from training.tts.data import SPEAKERS
+from training.tts.speakers import SPEAKERS
 
 PAD, BOS, EOS, NO_THINK, THINK, THINK_BOS, THINK_EOS = 2148, 2149, 2150, 2155, 2154, 2156, 2157
 IGNORE = -100
+MOST_SPOKEN = 3_072  # frames of a batch that the code predictor learns from
 
 
 @dataclass
@@ -29,9 +30,15 @@ class Batch:
     frame: Tensor
     target: Tensor
     next_frame: Tensor
+    wanted: Tensor  # int64 [n], the flat rows that have a target
+    spoken: Tensor  # int64 [m], those whose frame has acoustic codes, at most MOST_SPOKEN of them
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        return (self.text, self.codec, self.frame, self.target, self.next_frame, self.wanted, self.spoken)
 
     def to(self, device: torch.device) -> Batch:
-        return Batch(*(part.to(device, non_blocking=True) for part in (self.text, self.codec, self.frame, self.target, self.next_frame)))
+        return Batch(*(part.to(device, non_blocking=True) for part in self.parts))
 
 
 class Rows:
@@ -57,13 +64,20 @@ class Rows:
         return self.role + [self.pad] * (len(tags) + 1) + [self.bos], codec
 
     def batch(
-        self, corpus: Corpus, numbers: Sequence[int], random: np.random.Generator, *, dropout: float = 0.1, streaming: float = 0.5
+        self,
+        corpus: Corpus,
+        numbers: Sequence[int],
+        random: np.random.Generator,
+        *,
+        spoken_from: int,
+        dropout: float = 0.1,
+        streaming: float = 0.5,
     ) -> Batch:
-        """streaming: the share of clips whose text comes beside the frames, one piece a row, and not before them."""
+        """spoken_from: the first frame that has acoustic codes; streaming: the share of clips whose text comes beside the frames, one piece a row, and not before them."""
         rows = []
         for number in numbers:
             text, codec = self.prompt(int(corpus.speaker[number]), tagged=random.random() < 0.5)
-            body = self.tokens(corpus.texts[number], dropout=dropout if random.random() < 0.5 else 0.0) + [self.eos]
+            body = [*self.tokens(corpus.texts[number], dropout=dropout if random.random() < 0.5 else 0.0), self.eos]
             codes = corpus.clip(number).astype(np.int64)
             count = len(codes)
             if random.random() < streaming:
@@ -90,7 +104,11 @@ class Rows:
             for row, values in enumerate(rows):
                 table[row, : len(values[part])] = values[part]
             made.append(torch.from_numpy(table))
-        return Batch(*made)
+        frame = made[4].flatten()
+        spoken = (frame >= spoken_from).nonzero()[:, 0]
+        if len(spoken) > MOST_SPOKEN:
+            spoken = spoken[torch.from_numpy(random.permutation(len(spoken))[:MOST_SPOKEN])]
+        return Batch(*made, wanted=(made[3].flatten() != IGNORE).nonzero()[:, 0], spoken=spoken)
 
 
 def batches_by_length(corpus: Corpus, numbers: np.ndarray, rows: int, random: np.random.Generator) -> list[np.ndarray]:

@@ -12,7 +12,7 @@ from aura_omni.models.qwen3_tts import Talker
 from training.tts import shape
 from training.tts.grad import WholeKV
 from training.tts.phones import CODES, PHONES
-from training.tts.talker_batch import EOS, IGNORE, Batch
+from training.tts.talker_batch import EOS, Batch
 
 
 @dataclass
@@ -22,6 +22,7 @@ class Corruption:
     wrong: float = 0.15  # another frame's codes
     missing: float = 0.15  # no codes at all
     silent_books: float = 0.3  # of clips: no acoustic codes
+    dropped: float = 0.1  # of the values of input rows, and of what the code predictor is given
 
 
 class TrainedTalker(nn.Module):
@@ -39,7 +40,7 @@ class TrainedTalker(nn.Module):
                 nn.init.normal_(weight, std=0.02)
             if name.endswith(("o_proj.weight", "down_proj.weight")):
                 nn.init.normal_(weight, std=0.02 / (2 * self.talker.config.decoder.layers) ** 0.5)
-            if name.endswith("linear_fc1.weight") or name.endswith("linear_fc2.weight"):
+            if name.endswith(("linear_fc1.weight", "linear_fc2.weight")):
                 nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
         nn.init.normal_(self.talker.text_embedding.weight, std=0.3)
         nn.init.normal_(self.talker.code_predictor.small_to_mtp_projection.weight, std=hidden**-0.5)
@@ -55,7 +56,9 @@ class TrainedTalker(nn.Module):
         second = torch.arange(CODES, device=self.phone_in.device) % PHONES
         more = [part[0][first] + part[1][second] for part in (self.phone_in, self.phone_out)]
         own = (self.talker.codec_embedding.weight, self.talker.codec_head.weight)
-        into, out = (F.pad(extra, (0, 0, 0, len(table) - CODES)) + table for extra, table in zip(more, own, strict=True))
+        into, out = (
+            F.pad(extra, (0, 0, 0, len(table) - CODES)) + table for extra, table in zip(more, own, strict=True)
+        )
         return into, out
 
     @torch.no_grad()
@@ -90,23 +93,25 @@ class TrainedTalker(nn.Module):
             table = talker.code_predictor.codec_embedding[book].weight
             rows = rows + F.embedding(history[:, book + 1].clamp_min(0), table) * known[:, None]
         x = x + rows * there[:, None]
+        if corruption is not None:
+            x = F.dropout(x, corruption.dropped)
         positions = torch.arange(length, device=x.device).repeat(b)
         return talker.decoder(x, positions, WholeKV(b))
 
-    def losses(self, batch: Batch, codes: Tensor, corruption: Corruption | None, *, most: int = 4096) -> dict[str, Tensor]:
-        """Cross-entropy of book 0 (and of the end), and of the acoustic books of at most `most` frames that have them."""
+    def losses(self, batch: Batch, codes: Tensor, corruption: Corruption | None) -> dict[str, Tensor]:
+        """Cross-entropy of book 0 (and of the end), and of the acoustic books of batch.spoken."""
         into, out = self.tables()
         hidden = self.hidden(batch, codes, into, corruption)
-        target = batch.target.flatten()
-        wanted = (target != IGNORE).nonzero()[:, 0]
-        logits = F.linear(hidden[wanted], out[: EOS + 1]).float()  # later ids are never drawn
-        found = {"c0": F.cross_entropy(logits, target[wanted], label_smoothing=0.02 if corruption else 0.0)}
-        next_frame = batch.next_frame.flatten()
-        spoken = ((next_frame >= 0) & (codes[next_frame.clamp_min(0), 1] >= 0)).nonzero()[:, 0]
-        if len(spoken):
-            if len(spoken) > most:
-                spoken = spoken[torch.randperm(len(spoken), device=spoken.device)[:most]]
-            for book, loss in enumerate(self.acoustic(hidden[spoken], codes[next_frame[spoken]], into), 1):
+        # Ids after the end are never drawn.
+        logits = F.linear(hidden[batch.wanted], out[: EOS + 1]).float()
+        target = batch.target.flatten()[batch.wanted]
+        found = {"c0": F.cross_entropy(logits, target, label_smoothing=0.02 if corruption else 0.0)}
+        if len(batch.spoken):
+            frames = batch.next_frame.flatten()[batch.spoken]
+            seen = hidden[batch.spoken]
+            if corruption is not None:
+                seen = F.dropout(seen, corruption.dropped)
+            for book, loss in enumerate(self.acoustic(seen, codes[frames], into), 1):
                 found[f"c{book}"] = loss
         return found
 

@@ -1,7 +1,7 @@
 """What is read aloud: the answers of the small world, everyday small talk, numbers, and general English.
 
-    for text in domain(seed=0): ...        # endless, with repetitions
-    for text in general(): ...             # finite; needs Debian's wordnet-base and fortunes
+for text in domain(seed=0): ...        # endless, with repetitions
+for text in general(): ...             # finite; needs Debian's wordnet-base and fortunes
 """
 
 from __future__ import annotations
@@ -11,38 +11,112 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-COLOURS = "red green blue yellow orange purple pink brown black white grey cyan".split()
-SHAPES = "circle square triangle star rectangle ball box cross diamond heart ring cube oval card hexagon pentagon arrow line".split()
-SIZES = "small large big tiny huge little medium".split()
-WORDS = "zero one two three four five six seven eight nine ten eleven twelve".split()
-SIDES = "left|right|top|bottom|middle|centre|top left|top right|bottom left|bottom right|upper left|lower right".split("|")
-MOVES = (
-    "moving left|moving right|moving up|moving down|standing still|not moving|growing|shrinking|getting bigger|getting smaller|"
-    "turning|rotating|bouncing|moving to the left|moving to the right|falling|rising|moving in a circle|blinking"
-).split("|")  # fmt: skip
-RELATIONS = "above|below|next to|left of|right of|to the left of|to the right of|under|over|near|inside|behind|in front of|between".split("|")
-EVENTS = "appears|disappears|moves|stops|changes colour|comes back|leaves|grows|shrinks|shows up|goes away".split("|")
-PAST = "appeared|disappeared|moved|stopped|changed colour|come back|left|grown|shrunk|gone away|turned {c}".split("|")
-GREETINGS = (
-    "Hello!|Hi there!|Good morning!|Good evening!|Good afternoon!|Hello, how can I help you?|Hi! What would you like to know?|"
-    "I'm fine, thank you.|I am doing well, thanks for asking.|You're welcome!|My pleasure.|Goodbye!|See you later!|Bye bye.|Nice to meet you.|"
-    "Good night!|Thank you!|Thanks a lot.|Yes.|No.|Sure.|Of course.|Okay.|All right.|Got it.|I see.|Let me look.|One moment, please.|Sorry, I did not hear you.|"
-    "I'm ready.|I'm listening.|Ready when you are.|I am Aura.|My name is Aura.|I am an assistant that can see and hear.|Aura is watching."
-).split("|")  # fmt: skip
-CAN = (
-    "I can tell you what I see.|I can name colours, shapes and numbers.|I can tell you where things are.|I can count things.|I can watch and tell you when something changes.|"
-    "I can see shapes, colours and motion.|Ask me about the colours and shapes in front of the camera.|I watch the camera and answer your questions.|"
-    "You can ask me what has changed.|You can ask me to watch for something.|I can describe what the camera shows."
-).split("|")  # fmt: skip
-OUTSIDE = (
-    "I don't know that.|I am sorry, I don't know.|I can only talk about what I see.|That is outside of what I know.|I can't tell you about that.|I cannot see that.|"
-    "I'm afraid I can't help with that.|I do not know the {t}.|I can't tell you the {t}.|Sorry, I only know shapes and colours.|I don't know anything about the {t}."
-).split("|")  # fmt: skip
-TOPICS = "weather time news price score capital president train traffic music answer date stock market temperature recipe song film football game".split()
-ACKNOWLEDGE = (
-    "Okay, I will tell you when {e}.|Sure, I'll let you know when {e}.|I'll watch for that.|All right, I will let you know.|I'm watching.|Okay, watching for {a}.|"
-    "Yes, I will say so when {e}.|Got it. I'll tell you as soon as {e}.|I will tell you every time {e}.|Okay, I'll keep an eye on {a}.|Will do."
-).split("|")  # fmt: skip
+COLOURS = ["red", "green", "blue", "yellow", "orange", "purple", "pink", "brown", "black", "white", "grey", "cyan"]
+SHAPES = [
+    "circle",
+    "square",
+    "triangle",
+    "star",
+    "rectangle",
+    "ball",
+    "box",
+    "cross",
+    "diamond",
+    "heart",
+    "ring",
+    "cube",
+    "oval",
+    "card",
+    "hexagon",
+    "pentagon",
+    "arrow",
+    "line",
+]
+SIZES = ["small", "large", "big", "tiny", "huge", "little", "medium"]
+WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+SIDES = [
+    "left",
+    "right",
+    "top",
+    "bottom",
+    "middle",
+    "centre",
+    "top left",
+    "top right",
+    "bottom left",
+    "bottom right",
+    "upper left",
+    "lower right",
+]
+MOVES = ["moving left", "moving right", "moving up", "moving down", "standing still", "not moving", "growing", "shrinking", "getting bigger", "getting smaller", "turning", "rotating", "bouncing", "moving to the left", "moving to the right", "falling", "rising", "moving in a circle", "blinking"]  # fmt: skip
+RELATIONS = [
+    "above",
+    "below",
+    "next to",
+    "left of",
+    "right of",
+    "to the left of",
+    "to the right of",
+    "under",
+    "over",
+    "near",
+    "inside",
+    "behind",
+    "in front of",
+    "between",
+]
+EVENTS = [
+    "appears",
+    "disappears",
+    "moves",
+    "stops",
+    "changes colour",
+    "comes back",
+    "leaves",
+    "grows",
+    "shrinks",
+    "shows up",
+    "goes away",
+]
+PAST = [
+    "appeared",
+    "disappeared",
+    "moved",
+    "stopped",
+    "changed colour",
+    "come back",
+    "left",
+    "grown",
+    "shrunk",
+    "gone away",
+    "turned {c}",
+]
+GREETINGS = ["Hello!", "Hi there!", "Good morning!", "Good evening!", "Good afternoon!", "Hello, how can I help you?", "Hi! What would you like to know?", "I'm fine, thank you.", "I am doing well, thanks for asking.", "You're welcome!", "My pleasure.", "Goodbye!", "See you later!", "Bye bye.", "Nice to meet you.", "Good night!", "Thank you!", "Thanks a lot.", "Yes.", "No.", "Sure.", "Of course.", "Okay.", "All right.", "Got it.", "I see.", "Let me look.", "One moment, please.", "Sorry, I did not hear you.", "I'm ready.", "I'm listening.", "Ready when you are.", "I am Aura.", "My name is Aura.", "I am an assistant that can see and hear.", "Aura is watching."]  # fmt: skip
+CAN = ["I can tell you what I see.", "I can name colours, shapes and numbers.", "I can tell you where things are.", "I can count things.", "I can watch and tell you when something changes.", "I can see shapes, colours and motion.", "Ask me about the colours and shapes in front of the camera.", "I watch the camera and answer your questions.", "You can ask me what has changed.", "You can ask me to watch for something.", "I can describe what the camera shows."]  # fmt: skip
+OUTSIDE = ["I don't know that.", "I am sorry, I don't know.", "I can only talk about what I see.", "That is outside of what I know.", "I can't tell you about that.", "I cannot see that.", "I'm afraid I can't help with that.", "I do not know the {t}.", "I can't tell you the {t}.", "Sorry, I only know shapes and colours.", "I don't know anything about the {t}."]  # fmt: skip
+TOPICS = [
+    "weather",
+    "time",
+    "news",
+    "price",
+    "score",
+    "capital",
+    "president",
+    "train",
+    "traffic",
+    "music",
+    "answer",
+    "date",
+    "stock",
+    "market",
+    "temperature",
+    "recipe",
+    "song",
+    "film",
+    "football",
+    "game",
+]
+ACKNOWLEDGE = ["Okay, I will tell you when {e}.", "Sure, I'll let you know when {e}.", "I'll watch for that.", "All right, I will let you know.", "I'm watching.", "Okay, watching for {a}.", "Yes, I will say so when {e}.", "Got it. I'll tell you as soon as {e}.", "I will tell you every time {e}.", "Okay, I'll keep an eye on {a}.", "Will do."]  # fmt: skip
 
 
 def domain(seed: int) -> Iterator[str]:
@@ -170,7 +244,9 @@ def _fixed(pick: random.Random) -> str:
 
 def _watch(pick: random.Random) -> str:
     the, a = _thing(pick, "the"), _thing(pick, "a")
-    event = pick.choice((f"{the} {pick.choice(EVENTS)}", f"I see {a}", f"{a} {pick.choice(EVENTS)}", f"there are {_things(pick)}"))
+    event = pick.choice(
+        (f"{the} {pick.choice(EVENTS)}", f"I see {a}", f"{a} {pick.choice(EVENTS)}", f"there are {_things(pick)}")
+    )
     return pick.choice(ACKNOWLEDGE).format(e=event, a=a)
 
 
@@ -195,7 +271,9 @@ def _alert(pick: random.Random) -> str:
 
 def _number(pick: random.Random) -> str:
     number = pick.choice((pick.randrange(20), pick.randrange(100), pick.randrange(1000), pick.randrange(1900, 2100)))
-    noun = pick.choice(("seconds", "minutes", "shapes", "times", "frames", "people", "things", "percent", "metres", "days", "dollars"))
+    noun = pick.choice(
+        ("seconds", "minutes", "shapes", "times", "frames", "people", "things", "percent", "metres", "days", "dollars")
+    )
     return pick.choice(
         (
             f"{number}.",

@@ -19,8 +19,8 @@ from torch import Tensor
 from training.tts import clock, shape
 from training.tts.codec_model import MelCodec
 from training.tts.corpus import LEVEL, Corpus, read_opus
-from training.tts.data import FRAME_SAMPLES
 from training.tts.grad import refresh
+from training.tts.speakers import FRAME_SAMPLES
 from training.tts.spectrum import FRAMES_A_CODE, MELS, Mel
 
 _DROPPED = torch.tensor([0.08, 0.12, 0.12, 0.13, 0.55])  # how often only 0, 1, .. 4 acoustic books are used
@@ -34,7 +34,9 @@ def load_sound(opus: Path | None, raw: Path | None, frames: int) -> Tensor:
     else:
         assert raw is not None
         samples = np.fromfile(raw, dtype="<i2", count=count)
-    return (torch.from_numpy(samples.copy()).float().mul_(LEVEL / 32768).clamp_(-1, 1)).half().view(frames, FRAME_SAMPLES)
+    return (
+        (torch.from_numpy(samples.copy()).float().mul_(LEVEL / 32768).clamp_(-1, 1)).half().view(frames, FRAME_SAMPLES)
+    )
 
 
 @torch.no_grad()
@@ -58,8 +60,8 @@ def main() -> None:
     parser.add_argument("--resume", type=Path)
     parser.add_argument("--time", type=float, default=70.0)
     parser.add_argument("--steps", type=int)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--frames", type=int, default=40)
+    parser.add_argument("--batch", type=int, default=40)
+    parser.add_argument("--frames", type=int, default=80)
     parser.add_argument("--plain", type=float, default=0.15, help="share of the run before anything is quantised")
     parser.add_argument("--peak", type=float, default=2e-3)
     parser.add_argument("--device", default="cpu")
@@ -80,7 +82,9 @@ def main() -> None:
     starts = torch.from_numpy(np.flatnonzero(clean)).to(device)
     model = MelCodec().to(device)
     torch.nn.init.constant_(model.head.bias, float(mean))
-    trained = [w for name, w in model.named_parameters() if not name.startswith("decoder.decoder.") or ".decoder.0." in name]
+    trained = [
+        w for name, w in model.named_parameters() if not name.startswith("decoder.decoder.") or ".decoder.0." in name
+    ]
     begun = False
     if given.resume:
         kept = clock.load(given.resume)
@@ -101,7 +105,9 @@ def main() -> None:
         commit = torch.zeros((), device=device)
         if not begun and timer.progress > given.plain:
             with torch.no_grad():
-                more = [starts[torch.randint(0, len(starts), (512,), device=device)][:, None] + crop[:8] for _ in range(2)]
+                more = [
+                    starts[torch.randint(0, len(starts), (512,), device=device)][:, None] + crop[:8] for _ in range(2)
+                ]
                 pool = [model.encoder((mels[i].float() - mean) / spread, book0[i])[:, 1:-1].flatten(0, 1) for i in more]
             model.books.start(torch.cat(pool))
             begun = True
@@ -140,7 +146,7 @@ def main() -> None:
             first = 1 if start else 0
             coded.append(codes[first : first + min(4096, frames - start)])
         coded = torch.cat(coded)
-        some = np.flatnonzero(corpus.held_out)[:200]
+        some = np.flatnonzero(corpus.held_out)[:40]
         for books in range(shape.ACOUSTIC_BOOKS + 1):
             errors = []
             for clip in some:

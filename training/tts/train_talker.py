@@ -17,23 +17,17 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from training.tts import clock, shape
-from training.tts.corpus import Corpus
+from training.tts.corpus import Corpus, joined
 from training.tts.grad import average, count
 from training.tts.phones import phones_of
-from training.tts.talker_batch import Batch, Rows, batches_by_length
+from training.tts.talker_batch import MOST_SPOKEN, Batch, Rows, batches_by_length
 from training.tts.talker_model import Corruption, TrainedTalker
 from training.tts.talker_speak import speak
 
-
-def joined(times: Corpus, sound: Corpus) -> Corpus:
-    return Corpus(
-        times.texts + sound.texts,
-        *(np.concatenate((getattr(times, name), getattr(sound, name))) for name in ("speaker", "domain", "held_out")),
-        starts=np.concatenate((times.starts, times.starts[-1] + sound.starts[1:])),
-        codes=np.concatenate((times.codes, sound.codes)),
-    )
+MOST_FRAMES = 250  # of a spoken held-out text; one that has not ended by then never will
 
 
 def all_codes(times: Corpus, sound: Corpus, acoustic: np.ndarray | None) -> Tensor:
@@ -55,7 +49,9 @@ def distance(a: list[int], b: list[int]) -> int:
     return row[-1]
 
 
-def evaluate(model: TrainedTalker, rows: Rows, corpus: Corpus, *, clips: int, books: bool, seed: int = 0) -> dict[str, float]:
+def evaluate(
+    model: TrainedTalker, rows: Rows, corpus: Corpus, *, clips: int, books: bool, seed: int = 0
+) -> dict[str, float]:
     """Free-running and greedy on held-out clips: phone error, ends, length ratio; both ways of giving the text."""
     frozen = copy.deepcopy(model).eval()
     frozen.fold()
@@ -70,26 +66,50 @@ def evaluate(model: TrainedTalker, rows: Rows, corpus: Corpus, *, clips: int, bo
             continue
         for streaming in (False, True):
             texts = [corpus.texts[n] for n in some]
-            said = speak(frozen.talker, rows, texts, [int(corpus.speaker[n]) for n in some], streaming=streaming, books=books)
+            said = speak(
+                frozen.talker,
+                rows,
+                texts,
+                [int(corpus.speaker[n]) for n in some],
+                streaming=streaming,
+                books=books,
+                most=MOST_FRAMES,
+            )
             true = [corpus.clip(n) for n in some]
             wrong = sum(distance(phones_of(a[:, 0]), phones_of(b)) for a, b in zip(said, true, strict=True))
             name = f"{kind}_{'beside' if streaming else 'before'}"
             found[name] = wrong / max(1, sum(len(phones_of(b)) for b in true))
-            found[name + "_ends"] = float(np.mean([len(a) < 400 for a in said]))
+            found[name + "_ends"] = float(np.mean([len(a) < MOST_FRAMES for a in said]))
             found[name + "_length"] = sum(map(len, said)) / max(1, sum(map(len, true)))
     return found
 
 
-def endless(corpus: Corpus, rows: Rows, random: np.random.Generator, size: int, spoken: int, share: float) -> Iterator[Batch]:
+class Endless(IterableDataset[tuple[Tensor, ...]]):
     """Batches of all training clips, and, for `share` of them, only of clips from number `spoken` on (those with sound)."""
-    train = np.flatnonzero(~corpus.held_out)
-    pools = {"all": train, "sound": train[train >= spoken]}
-    waiting: dict[str, list[np.ndarray]] = {name: [] for name in pools}
-    while True:
-        name = "sound" if len(pools["sound"]) and random.random() < share else "all"
-        if not waiting[name]:
-            waiting[name] = batches_by_length(corpus, pools[name], size, random)
-        yield rows.batch(corpus, list(waiting[name].pop()), random)
+
+    def __init__(self, corpus: Corpus, tokenizer: str, *, size: int, spoken: int, share: float, seed: int) -> None:
+        self.corpus, self.tokenizer, self.size, self.spoken, self.share, self.seed = (
+            corpus,
+            tokenizer,
+            size,
+            spoken,
+            share,
+            seed,
+        )
+
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+        worker = get_worker_info()
+        random = np.random.default_rng((self.seed, worker.id if worker else 0))
+        rows = Rows(Tokenizer.from_str(self.tokenizer))
+        train = np.flatnonzero(~self.corpus.held_out)
+        pools = {"all": train, "sound": train[train >= self.spoken]}
+        first = int(self.corpus.starts[self.spoken]) if self.share else int(self.corpus.starts[-1])
+        waiting: dict[str, list[np.ndarray]] = {name: [] for name in pools}
+        while True:
+            name = "sound" if random.random() < self.share else "all"
+            if not waiting[name]:
+                waiting[name] = batches_by_length(self.corpus, pools[name], self.size, random)
+            yield rows.batch(self.corpus, list(waiting[name].pop()), random, spoken_from=first).parts
 
 
 def main() -> None:
@@ -103,6 +123,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int)
     parser.add_argument("--rows", type=int, default=2_000, help="rows of a batch")
     parser.add_argument("--peak", type=float, default=1.5e-3)
+    parser.add_argument("--share", type=float, default=0.3, help="share of batches that have sound only")
+    parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--clips", type=int, default=60, help="held-out clips of each kind to speak at the end")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=0)
@@ -111,7 +133,6 @@ def main() -> None:
     timer = clock.Clock(given.time, given.steps)
     device = torch.device(given.device)
     torch.backends.cuda.matmul.allow_tf32 = True
-    random = np.random.default_rng(given.seed)
     arrays = dict(np.load(given.corpus))
     times, sound = Corpus.of_arrays(arrays, "times_"), Corpus.of_arrays(arrays, "sound_")
     acoustic = np.load(given.codes)["codes"] if given.codes else None
@@ -133,12 +154,17 @@ def main() -> None:
     )  # fmt: skip
     corruption = Corruption()
     log, said = [], 0.0
-    source = endless(corpus, rows, random, given.rows, len(times), 0.6 if acoustic is not None else 0.0)
+    share = given.share if acoustic is not None else 0.0
+    data = Endless(corpus, tokenizer.to_str(), size=given.rows, spoken=len(times), share=share, seed=given.seed)
+    source = iter(DataLoader(data, batch_size=None, num_workers=given.workers))
     while not timer.over:
         for group in optimizer.param_groups:
             group["lr"] = clock.rate(timer.progress, timer.step, given.peak)
-        losses = model.losses(next(source).to(device), codes, corruption)
-        loss = losses["c0"] + sum(0.5 * value for name, value in losses.items() if name != "c0")
+        batch = Batch(*next(source)).to(device)
+        losses = model.losses(batch, codes, corruption)
+        # The few clips with sound come round often: their text must not be learned by heart.
+        only_sound = len(batch.spoken) > 0.9 * len(batch.wanted) or len(batch.spoken) == MOST_SPOKEN
+        loss = losses["c0"] * (0.3 if only_sound else 1.0) + sum(0.4 * losses[name] for name in losses if name != "c0")
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from training.tts import clock
 from training.tts.codec_model import MelCodec
 from training.tts.corpus import Corpus
-from training.tts.data import FRAME_SAMPLES
 from training.tts.grad import average, refresh
+from training.tts.speakers import FRAME_SAMPLES
 from training.tts.spectrum import Mel
 from training.tts.train_codec import load_sound
 
@@ -82,11 +82,19 @@ class Distance(nn.Module):
         for size in _RESOLUTIONS:
             window = getattr(self, f"window{size}")
             a, b = (
-                torch.view_as_real(torch.stft(x, size, size // 4, window=window, return_complex=True)).square().sum(-1).add(1e-7).sqrt()
+                torch.view_as_real(torch.stft(x, size, size // 4, window=window, return_complex=True))
+                .square()
+                .sum(-1)
+                .add(1e-7)
+                .sqrt()
                 for x in (made, true)
             )
             scale = size**0.5 / 100
-            rest = rest + ((a + scale).log() - (b + scale).log()).abs().mean() + 0.5 * (a - b).abs().mean() / size**0.5 * 10
+            rest = (
+                rest
+                + ((a + scale).log() - (b + scale).log()).abs().mean()
+                + 0.5 * (a - b).abs().mean() / size**0.5 * 10
+            )
         return mel, rest / len(_RESOLUTIONS)
 
 
@@ -101,10 +109,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--time", type=float, default=300.0)
     parser.add_argument("--steps", type=int)
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--frames", type=int, default=44)
+    parser.add_argument("--batch", type=int, default=48)
+    parser.add_argument("--frames", type=int, default=84)
     parser.add_argument("--judged", type=float, default=0.4)
-    parser.add_argument("--peak", type=float, default=1.5e-3)
+    parser.add_argument("--peak", type=float, default=1e-3)
     parser.add_argument("--device", default="cpu")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
@@ -168,7 +176,9 @@ def main() -> None:
             opinion = judges(made)
             for (score, inner), (_, wanted) in zip(opinion, real, strict=True):
                 loss = loss + (1.0 - score).square().mean() / 3
-                near = [(a - b).abs().mean() / b.abs().mean().clamp_min(1e-3) for a, b in zip(inner, wanted, strict=True)]
+                near = [
+                    (a - b).abs().mean() / b.abs().mean().clamp_min(1e-3) for a, b in zip(inner, wanted, strict=True)
+                ]
                 loss = loss + 2.0 * sum(near) / len(near)
         speaker.zero_grad(set_to_none=True)
         loss.backward()
@@ -187,17 +197,21 @@ def main() -> None:
         if timer.elapsed_s - said > 10:
             said = timer.elapsed_s
             line = f" blame {blame.item():.3f}" if judged else ""
-            print(f"{said:.0f} s step {timer.step} mel {mel.item():.3f} spectra {rest.item():.3f} loss {loss.item():.2f}{line}", flush=True)
+            print(
+                f"{said:.0f} s step {timer.step} mel {mel.item():.3f} spectra {rest.item():.3f} loss {loss.item():.2f}{line}",
+                flush=True,
+            )
         if timer.elapsed_s - kept > 60:
             kept = timer.elapsed_s
             clock.save(given.out / "wave.pt", model=model)
     model.load_state_dict({**model.state_dict(), **mean})
     clock.save(given.out / "wave.pt", model=model)
     clock.save(given.out / "judges.pt", model=judges)
+    torch.backends.cudnn.benchmark = False  # from here on every clip has its own length
     with torch.no_grad():
         errors = []
         refresh(model.decoder)
-        for clip in np.flatnonzero(corpus.held_out)[:60]:
+        for clip in np.flatnonzero(corpus.held_out)[:30]:
             at = torch.arange(int(corpus.starts[clip]), int(corpus.starts[clip + 1]), device=device)[None]
             made = model.wave(model.front(model.embed(book0[at], model.rows_of(acoustic[at]))))
             errors.append(float(distance(made, sound[at].float().flatten(1))[0]))
