@@ -53,6 +53,8 @@ def count(network: nn.Module) -> int:
 
 def average(into: dict[str, Tensor], network: nn.Module, decay: float) -> None:
     """Exponential moving average of the weights."""
+    weights = dict(network.named_parameters())
     with torch.no_grad():
-        for name, weight in network.named_parameters():
-            into[name].lerp_(weight, 1.0 - decay)
+        torch._foreach_lerp_(
+            [into[name] for name in weights], [weight.detach() for weight in weights.values()], 1.0 - decay
+        )
