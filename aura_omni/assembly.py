@@ -96,6 +96,8 @@ def assemble(config: Config) -> Stages:
     Raises CheckpointError, DoesNotFit or ConfigError; what can be known from configurations alone is refused before weights are
     read.
     """
+    if any(nano.is_packaged(stage.model) for stage in config.stages):
+        log.warning("%s", nano.NOTICE)
     sites = {stage.name: _site(stage) for stage in config.stages}
     pages = _share_out(list(sites.values()))
 
@@ -109,7 +111,7 @@ def assemble(config: Config) -> Stages:
 
     hear = loaded("asr", lambda site: AsrStage.load(site.checkpoint, device=site.device, dtype=site.dtype))
     think = loaded("aura", _load_aura)
-    speak = loaded("talker", lambda site: TalkerStage.load(site.checkpoint, device=site.device, dtype=site.dtype))
+    speak = loaded("talker", _load_talker)
     codec = loaded("code2wav", lambda site: vocoder.load(site.checkpoint, device=site.device, dtype=site.dtype))
     models: dict[StageName, StageModel | None] = {"asr": hear, "aura": think, "talker": speak}
     defaults: dict[StageName, Sampling] = {"asr": asr.SAMPLING, "aura": aura.SAMPLING, "code2wav": Sampling()}
@@ -217,6 +219,10 @@ def _share_out(sites: list[_Site]) -> dict[StageName, int]:
 # ---------------------------------------------------------------- the runners
 
 
+def _graphs(device: torch.device, stage: StageConfig) -> bool:
+    return device.type == "cuda" and not stage.enforce_eager
+
+
 def _runner(model: StageModel, site: _Site, pages: int) -> ArRunner:
     stage = site.config
     return ArRunner(
@@ -228,11 +234,19 @@ def _runner(model: StageModel, site: _Site, pages: int) -> ArRunner:
         max_model_len=site.max_model_len,
         max_waiting=WAITING_PER_SLOT * stage.max_num_seqs,
         prefix_caching=stage.enable_prefix_caching,
+        graphs=_graphs(site.device, stage),
     )
 
 
 def _load_aura(site: _Site) -> AuraStage:
     return AuraStage.load(site.checkpoint, device=site.device, dtype=site.dtype, max_model_len=site.max_model_len)
+
+
+def _load_talker(site: _Site) -> TalkerStage:
+    stage = TalkerStage.load(site.checkpoint, device=site.device, dtype=site.dtype)
+    if _graphs(site.device, site.config):
+        stage.capture(site.config.max_num_seqs)
+    return stage
 
 
 def _speech(config: Config, talker: TalkerStage, codec: tuple[CodecDecoder, CodecEncoder]) -> Speech:

@@ -44,8 +44,11 @@ LAZY = {
     ("cli.py", "aura_omni.pipeline"),
     ("config/choose.py", "huggingface_hub"),
     ("config/choose.py", "huggingface_hub.errors"),
+    ("engine/attention.py", "aura_omni.engine"),
     ("engine/loader.py", "huggingface_hub"),
     ("engine/loader.py", "huggingface_hub.errors"),
+    ("engine/sampler.py", "aura_omni.engine"),
+    ("models/layers.py", "aura_omni.models"),
     ("nano/__init__.py", "aura_omni.nano.random_family"),
 }
 # Fields of the public API that carry the name of a model

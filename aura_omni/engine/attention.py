@@ -7,7 +7,10 @@ hidden = decoder(x, positions, kv.step(batch))
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -40,8 +43,38 @@ class PagedKV:
         self.page_size, self.zero_page, self.device = page_size, pages, device
 
     def step(self, batch: Batch) -> KeyValues:
-        """Who attends to whom in one step. A kernel library for CUDA is chosen here, by `device`."""
+        """Who attends to whom in one step. The kernels are chosen here, by `device`."""
+        if self.device.type == "cuda":
+            return paged().PagedStep(self.keys, self.values, batch, self.zero_page)
         return _SdpaStep(self, batch)
+
+    def decode_step(self, numbers: Tensor) -> KeyValues:
+        """A step of one row per sequence, from a tensor alone and so fit for a CUDA graph: numbers as `decode_numbers`."""
+        return paged().DecodeStep(self.keys, self.values, numbers)
+
+    def decode_numbers(self, batch: Batch) -> np.ndarray:
+        """int32 [B, 2 + P] of a batch of one row per sequence: slot of the row, rows to attend to, pages of the sequence."""
+        widest = max(len(sequence.pages) for sequence in batch.sequences)
+        numbers = np.full((len(batch.sequences), 2 + widest), self.zero_page, np.int32)
+        for row, (sequence, start) in enumerate(zip(batch.sequences, batch.starts, strict=True)):
+            pages = sequence.pages
+            numbers[row, 0] = pages[start // self.page_size] * self.page_size + start % self.page_size
+            numbers[row, 1] = start + 1
+            numbers[row, 2 : 2 + len(pages)] = pages
+        return numbers
+
+    @property
+    def idle_numbers(self) -> np.ndarray:
+        """int32 [1, 2]: a row that belongs to nobody. On CUDA the zero page is only what padded rows write to."""
+        return np.array([[self.zero_page * self.page_size, 1]], np.int32)
+
+
+@cache
+def paged() -> ModuleType:
+    """`engine.paged_attention`, imported on first use: Triton only exists where CUDA does."""
+    from aura_omni.engine import paged_attention
+
+    return paged_attention
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,12 @@ import secrets
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from aura_omni.engine.attention import PagedKV
+from aura_omni.engine.graphs import Graphed, sizes_up_to
 from aura_omni.engine.kv_cache import KVCache
 from aura_omni.engine.sampler import Constraints, Draw, constrain, pick
 from aura_omni.engine.scheduler import Scheduler
@@ -71,8 +73,12 @@ class ArRunner:
         max_model_len: int,
         max_waiting: int,
         prefix_caching: bool,
+        graphs: bool = False,
     ) -> None:
-        """pages of page_size rows are taken on the model's device at once; the limits are `Scheduler`'s."""
+        """pages of page_size rows are taken on the model's device at once; the limits are `Scheduler`'s.
+
+        graphs: steps of decoding are CUDA graphs, captured here; without, and in prefill, they run as they are written.
+        """
         self._model = model
         self._cache = KVCache(pages, page_size, prefix_caching=prefix_caching)
         self._scheduler = Scheduler(
@@ -95,6 +101,9 @@ class ArRunner:
         with torch.inference_mode():
             probe = torch.zeros(1, config.hidden, dtype=model.dtype, device=model.device)
             self._vocabulary = model.logits(probe).shape[-1]
+        self._graph = self._decode_graph(max_num_seqs, max_model_len) if graphs else None
+        if self._graph is not None:
+            self._graph.prepare()
         self._constraints: dict[Sequence, Constraints] = {}
         self._steps = self._computed_rows = self._cached_rows = 0
 
@@ -181,19 +190,13 @@ class ArRunner:
         ]
 
     def _compute(self, batch: Batch) -> _Drawn:
-        """From the rows of the batch to its next ids. Changes nothing but the rows of the pages.
-
-        Between the tensors of the batch and the one read at the end there is no work for the host: a batch of decode rows
-        becomes one CUDA graph here.
-        """
-        hidden = self._model.forward(batch, self._kv.step(batch))
+        """From the rows of the batch to its next ids. Changes nothing but the rows of the pages."""
         sampled = batch.sampled()
         sequences = [batch.sequences[index] for index in sampled]
+        hidden, logits = self._forward(batch, sampled)
         if not sampled:
-            return _Drawn(batch, [], hidden[:0], torch.empty(0, dtype=torch.int64), [])
-        ends = torch.tensor(batch.counts).cumsum(0) - 1
-        hidden = hidden[ends[sampled].to(hidden.device)]
-        logits = constrain(self._model.logits(hidden), [self._constraints.get(sequence) for sequence in sequences])
+            return _Drawn(batch, [], hidden, torch.empty(0, dtype=torch.int64), [])
+        logits = constrain(logits, [self._constraints.get(sequence) for sequence in sequences])
         draw = Draw.of(
             [sequence.sampling for sequence in sequences],
             [sequence.seed for sequence in sequences],
@@ -203,6 +206,41 @@ class ArRunner:
         # No number, +inf, or every id banned: there is nothing to choose from.
         ids = torch.where(logits.amax(-1).isfinite(), pick(logits, draw), _NO_ID)
         return _Drawn(batch, sequences, hidden, ids, ids.tolist())
+
+    def _forward(self, batch: Batch, sampled: list[int]) -> tuple[Tensor, Tensor]:
+        """Hidden [B, H] and logits [B, V] of the last rows of the sequences that get a next id."""
+        rows = self._model.rows(batch)
+        if self._graph is not None and not rows.adds and max(batch.counts) == 1:
+            numbers = torch.from_numpy(self._kv.decode_numbers(batch)).to(rows.x.device, non_blocking=True)
+            positions = rows.positions[:, None] if rows.positions.dim() == 1 else rows.positions.T
+            hidden, logits = self._graph(rows.x, positions, numbers)
+            return (hidden, logits) if len(sampled) == len(batch.sequences) else (hidden[sampled], logits[sampled])
+        hidden = self._model.decoder(rows.x, rows.positions, self._kv.step(batch), rows.adds, rows.add_rows)
+        if not sampled:
+            return hidden[:0], hidden[:0]
+        ends = torch.tensor(batch.counts).cumsum(0) - 1
+        hidden = hidden[ends[sampled].to(hidden.device)]
+        return hidden, self._model.logits(hidden)
+
+    def _decode_graph(self, max_num_seqs: int, max_model_len: int) -> Graphed:
+        """Decoder and head of a step of one row per sequence."""
+        config, device = self._model.decoder_config, self._model.device
+
+        def decode(x: Tensor, positions: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+            where = positions[:, 0] if positions.shape[1] == 1 else positions.T
+            hidden = self._model.decoder(x, where, self._kv.decode_step(numbers))
+            return hidden, self._model.logits(hidden)
+
+        widest = -(-max_model_len // self._kv.page_size)
+        numbers = np.full((1, 2 + widest), self._kv.zero_page, np.int32)
+        numbers[:, :2] = self._kv.idle_numbers
+        axes = 3 if config.mrope_section is not None else 1
+        pads = (
+            torch.zeros(1, config.hidden, dtype=self._model.dtype, device=device),
+            torch.zeros(1, axes, dtype=torch.int64, device=device),
+            torch.from_numpy(numbers).to(device),
+        )
+        return Graphed(decode, pads=pads, sizes=sizes_up_to(max_num_seqs))
 
     def _settle(self, drawn: _Drawn) -> None:
         """Write the ids down, end who has stopped, and hand on what the others said.

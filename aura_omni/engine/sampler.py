@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -22,42 +24,46 @@ _MASK = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
-    """How each row of a batch is drawn. Tensors [B]; temperature, top_p, min_p float32, top_k (0: off), seed, step int64.
+class Filters:
+    """What some row of a batch uses. Known on the host, so that what nobody uses costs nothing and no draw waits for the device."""
 
-    The *_used flags and the largest top_k are known on the host: an unused filter costs nothing, and no draw waits for the
-    device (the code predictor draws 15 times a frame).
+    random: bool  # some temperature is above 0
+    top_k: int  # the largest; 0: none
+    top_p: bool
+    min_p: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draw:
+    """How each row of a batch is drawn.
+
+    floats    float32 [B, 3]: temperature (0: greedy), top_p, min_p
+    integers  int64 [B, 3]: top_k (0: off), seed, step
     """
 
-    temperature: Tensor
-    top_k: Tensor
-    top_p: Tensor
-    min_p: Tensor
-    seed: Tensor
-    step: Tensor
-    random: bool  # some row has temperature > 0
-    top_k_used: bool
-    top_k_most: int
-    top_p_used: bool
-    min_p_used: bool
+    floats: Tensor
+    integers: Tensor
+    filters: Filters
 
     @classmethod
     def of(cls, sampling: Seq[Sampling], seeds: Seq[int], steps: Seq[int], device: torch.device) -> Draw:
-        def column(values: list[float], dtype: torch.dtype) -> Tensor:
-            return torch.tensor(values, dtype=dtype, device=device)
-
+        random = [row for row in sampling if row.temperature > 0]
         return cls(
-            temperature=column([s.temperature for s in sampling], torch.float32),
-            top_k=column([max(s.top_k, 0) for s in sampling], torch.int64),
-            top_p=column([s.top_p for s in sampling], torch.float32),
-            min_p=column([s.min_p for s in sampling], torch.float32),
-            seed=torch.tensor([seed & _MASK for seed in seeds], dtype=torch.int64, device=device),
-            step=torch.tensor(list(steps), dtype=torch.int64, device=device),
-            random=any(s.temperature > 0 for s in sampling),
-            top_k_used=any(s.top_k > 0 and s.temperature > 0 for s in sampling),
-            top_k_most=max((s.top_k for s in sampling), default=0),
-            top_p_used=any(s.top_p < 1 and s.temperature > 0 for s in sampling),
-            min_p_used=any(s.min_p > 0 and s.temperature > 0 for s in sampling),
+            floats=torch.tensor([(row.temperature, row.top_p, row.min_p) for row in sampling]).to(
+                device, torch.float32
+            ),
+            integers=torch.tensor(
+                [
+                    (max(row.top_k, 0), seed & _MASK, step)
+                    for row, seed, step in zip(sampling, seeds, steps, strict=True)
+                ]
+            ).to(device),
+            filters=Filters(
+                random=bool(random),
+                top_k=max((max(row.top_k, 0) for row in random), default=0),
+                top_p=any(row.top_p < 1 for row in random),
+                min_p=any(row.min_p > 0 for row in random),
+            ),
         )
 
 
@@ -147,29 +153,43 @@ def pick(logits: Tensor, draw: Draw, *, stream: int = 0) -> Tensor:
     Order: temperature, min-p, top-k (ties at the threshold stay), top-p; rows of temperature 0 take the first maximum.
     `stream` keeps draws of the same step apart (the code predictor's codebooks).
     """
+    filters = draw.filters
+    if not filters.random:
+        return logits.argmax(-1)
+    if logits.is_cuda and not filters.top_p and not filters.min_p:
+        kernels = fused()
+        if logits.shape[-1] <= kernels.MOST_VOCABULARY:
+            return kernels.pick_small(logits, draw.floats, draw.integers, top_k=filters.top_k > 0, stream=stream)
     greedy = logits.argmax(-1)
-    if not draw.random:
-        return greedy
-    scores = logits / draw.temperature.clamp_min(1e-6)[:, None]
-    if draw.min_p_used:
-        floor = scores.max(-1, keepdim=True).values + draw.min_p.log()[:, None]  # log 0 is -inf: keeps everything
+    temperature, top_p, min_p = draw.floats.unbind(-1)
+    top_k, seed, step = draw.integers.unbind(-1)
+    scores = logits / temperature.clamp_min(1e-6)[:, None]
+    if filters.min_p:
+        floor = scores.max(-1, keepdim=True).values + min_p.log()[:, None]  # log 0 is -inf: keeps everything
         scores = scores.masked_fill(scores < floor, -torch.inf)
-    if draw.top_k_used:
-        vocabulary = scores.shape[-1]
-        width = min(vocabulary, max(1, draw.top_k_most))
+    if filters.top_k:
+        width = min(scores.shape[-1], filters.top_k)
         best = scores.topk(width, dim=-1).values
-        last = (draw.top_k.clamp(1, width) - 1)[:, None]
-        threshold = best.gather(-1, last).masked_fill((draw.top_k <= 0)[:, None], -torch.inf)
+        last = (top_k.clamp(1, width) - 1)[:, None]
+        threshold = best.gather(-1, last).masked_fill((top_k <= 0)[:, None], -torch.inf)
         scores = scores.masked_fill(scores < threshold, -torch.inf)
-    if draw.top_p_used:
+    if filters.top_p:
         ordered, order = scores.sort(dim=-1, descending=True)
         weights = ordered.softmax(-1)
         # A token stays while the weight before it is short of top_p; the best one does even when top_p is 0.
-        beyond = weights.cumsum(-1) - weights >= draw.top_p[:, None]
+        beyond = weights.cumsum(-1) - weights >= top_p[:, None]
         beyond[:, 0] = False
         scores = scores.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), -torch.inf)
-    chosen = (scores + _gumbel(draw.seed, draw.step, stream, scores.shape[-1])).argmax(-1)
-    return torch.where(draw.temperature > 0, chosen, greedy)
+    chosen = (scores + _gumbel(seed, step, stream, scores.shape[-1])).argmax(-1)
+    return torch.where(temperature > 0, chosen, greedy)
+
+
+@cache
+def fused() -> ModuleType:
+    """`engine.fused_sampler`, imported on first use: Triton only exists where CUDA does."""
+    from aura_omni.engine import fused_sampler
+
+    return fused_sampler
 
 
 def _mix(x: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -10,25 +11,41 @@ from torch import Tensor
 
 from aura_omni.engine.sequence import Batch, Sequence
 from aura_omni.models.layers import KeyValues
-from aura_omni.models.qwen3 import DecoderConfig
+from aura_omni.models.qwen3 import Decoder, DecoderConfig
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """What the decoder reads in one step: x [N, H]; positions int64 [N] or [3, N]; adds as `Decoder.forward` has them."""
+
+    x: Tensor
+    positions: Tensor
+    adds: tuple[Tensor, ...] = ()
+    add_rows: Tensor | None = None
 
 
 class StageModel(Protocol):
     """The networks of one autoregressive stage. Lives on one device; used on the engine thread only."""
 
+    decoder: Decoder
     decoder_config: DecoderConfig
     device: torch.device
     dtype: torch.dtype
     stop_ids: frozenset[int]
     penalise_prompt: bool  # repetition penalty counts prompt tokens too (language models: yes, Talker: no)
 
-    def forward(self, batch: Batch, kv: KeyValues) -> Tensor:
-        """Embed the batch's rows (text, media, codes: the stage's business), run the decoder: hidden [rows, H], final-normed.
+    def rows(self, batch: Batch) -> Rows:
+        """Embed the batch's rows: text, media, codes are the stage's business.
 
-        Any row that is in the sequence's tokens can be asked for, also one that was computed before: after a preemption,
-        and alone when a step of several sequences failed. So whatever makes a row must stay with the sequence.
+        May be asked for the same rows again (after preemption, or when a step failed), so whatever makes a row stays with
+        the sequence.
         """
         ...
+
+    def forward(self, batch: Batch, kv: KeyValues) -> Tensor:
+        """The batch's rows through the decoder: hidden [rows, H], final-normed."""
+        rows = self.rows(batch)
+        return self.decoder(rows.x, rows.positions, kv, rows.adds, rows.add_rows)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [B, H] -> float32 [B, V], with what the stage never allows already at -inf.

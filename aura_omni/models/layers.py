@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+from types import ModuleType
 from typing import Protocol
 
 import torch
@@ -22,6 +24,19 @@ class KeyValues(Protocol):
         ...
 
 
+def fusible(x: Tensor) -> bool:
+    """Whether the kernels of `models.fused` apply: on CUDA, and nobody asks for gradients."""
+    return x.is_cuda and not torch.is_grad_enabled()
+
+
+@cache
+def fused() -> ModuleType:
+    """`models.fused`, imported on first use: Triton only exists where CUDA does."""
+    from aura_omni.models import fused as kernels
+
+    return kernels
+
+
 class RMSNorm(nn.Module):
     """Statistics and normalisation in float32, cast back, then the weight in the input's dtype (the order matters in bf16)."""
 
@@ -31,6 +46,8 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
+        if fusible(x):
+            return fused().rms_norm(x, self.weight, self.eps)
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
 
@@ -82,7 +99,10 @@ class SwiGLU(nn.Module):
         self.down_proj = nn.Linear(intermediate, hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up_proj.split(self.gate_up_proj(x))
+        both = self.gate_up_proj(x)
+        if fusible(x):
+            return self.down_proj(fused().silu_mul(both))
+        gate, up = self.gate_up_proj.split(both)
         return self.down_proj(F.silu(gate) * up)
 
 

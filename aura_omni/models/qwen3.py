@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aura_omni.models.layers import KeyValues, RMSNorm, Rope, SwiGLU, rotate
+from aura_omni.models.layers import KeyValues, RMSNorm, Rope, SwiGLU, fused, fusible, rotate
 from aura_omni.models.weights import StackedLinear
 
 
@@ -66,10 +66,23 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: KeyValues) -> Tensor:
         rows = x.shape[0]
-        q, k, v = self.qkv_proj.split(self.qkv_proj(x))
-        q = rotate(self.q_norm(q.view(rows, self.heads, self.head_dim)), cos, sin)
-        k = rotate(self.k_norm(k.view(rows, self.kv_heads, self.head_dim)), cos, sin)
-        out = kv.attend(self.layer, q, k, v.view(rows, self.kv_heads, self.head_dim))
+        qkv = self.qkv_proj(x)
+        q, k, v = self.qkv_proj.split(qkv)
+        if fusible(x):
+            q, k = fused().qk_norm_rope(
+                qkv,
+                self.q_norm.weight,
+                self.k_norm.weight,
+                cos,
+                sin,
+                self.q_norm.eps,
+                heads=self.heads,
+                kv_heads=self.kv_heads,
+            )
+        else:
+            q = rotate(self.q_norm(q.view(rows, self.heads, self.head_dim)), cos, sin)
+            k = rotate(self.k_norm(k.view(rows, self.kv_heads, self.head_dim)), cos, sin)
+        out = kv.attend(self.layer, q, k, v.reshape(rows, self.kv_heads, self.head_dim))
         return self.o_proj(out.reshape(rows, -1))
 
 

@@ -6,11 +6,11 @@ the user's cache on first use: every line that serves the real models runs, and 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
 from pathlib import Path
 
-from aura_omni import __version__
 from aura_omni.errors import CheckpointError
 
 SCHEME = "nano:"
@@ -18,6 +18,7 @@ NOTICE = (
     "the nano checkpoints are random weights: the server works, but its words and sounds mean nothing. "
     "Name real checkpoints in a deploy file to get answers."
 )
+_SEED = 3  # of those tried the first whose model meets the sample question with words, not with silence
 _FOLDERS = {
     "asr": "asr",
     "aura": "aura",
@@ -38,7 +39,7 @@ def folder_of(model: str) -> Path:
         raise CheckpointError(
             f"there is no packaged checkpoint {model!r}; there are {', '.join(SCHEME + known for known in _FOLDERS)}"
         )
-    home = _cache() / f"tiny-{__version__}"
+    home = _cache() / f"tiny-{_fingerprint()}"
     if not home.is_dir():
         _write(home)
     return home / _FOLDERS[name]
@@ -49,12 +50,19 @@ def _cache() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "aura-omni"
 
 
+def _fingerprint() -> str:
+    """Of the code that writes the family: a newer release must not read what an older one left behind."""
+    here = Path(__file__).parent
+    code = b"".join((here / name).read_bytes() for name in ("__init__.py", "published.py", "random_family.py"))
+    return hashlib.blake2b(code, digest_size=6).hexdigest()
+
+
 def _write(home: Path) -> None:
     from aura_omni.nano.random_family import write_family  # torch, and only on first use
 
     home.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=home.parent) as draft:
-        write_family(Path(draft) / "family")
+        write_family(Path(draft) / "family", seed=_SEED)
         try:
             (Path(draft) / "family").rename(home)
         except OSError:

@@ -416,3 +416,21 @@ def speech_tokenizer_files(sizes: Sizes) -> dict[str, Json]:
             "return_attention_mask": True,
         },
     }
+
+
+def speech_tokenizer_unused(sizes: Sizes) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of the tensors in the codec's published file that speaking and listening do without."""
+    book, width = sizes.codec_book // 2, sizes.codec_width
+    shapes: dict[str, tuple[int, ...]] = {}
+    for part in ("rvq_first", "rvq_rest"):
+        shapes[f"decoder.quantizer.{part}.input_proj.weight"] = (book, 2 * book, 1)
+    for kind, layers, used in (("semantic", 1, 1), ("acoustic", 31, 15)):
+        quantizer = f"encoder.quantizer.{kind}_residual_vector_quantizer"
+        shapes[f"{quantizer}.output_proj.weight"] = (width, book, 1)
+        for layer in range(layers):
+            codebook = f"{quantizer}.layers.{layer}.codebook"
+            shapes[f"{codebook}.initialized"] = (1,)
+            if layer >= used:
+                shapes[f"{codebook}.cluster_usage"] = (2048,)
+                shapes[f"{codebook}.embed_sum"] = (2048, book)
+    return shapes

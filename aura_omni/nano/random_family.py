@@ -76,7 +76,10 @@ def write_family(
             decoder = CodecDecoder(CodecConfig.from_json(codec["config.json"]))
             encoder = CodecEncoder(CodecEncoderConfig.from_json(codec["config.json"]))
             _Writer(torch.float32, device, seed).checkpoint(
-                home / "speech_tokenizer", codec, [(decoder, DECODER_LAYOUT), (encoder, ENCODER_LAYOUT)]
+                home / "speech_tokenizer",
+                codec,
+                [(decoder, DECODER_LAYOUT), (encoder, ENCODER_LAYOUT)],
+                unused=published.speech_tokenizer_unused(sizes),
             )
 
 
@@ -85,11 +88,19 @@ class _Writer:
         self._dtype, self._device = dtype, device
         self._random = torch.Generator(device).manual_seed(seed)
 
-    def checkpoint(self, folder: Path, files: Mapping[str, Json], networks: list[tuple[nn.Module, Layout]]) -> None:
+    def checkpoint(
+        self,
+        folder: Path,
+        files: Mapping[str, Json],
+        networks: list[tuple[nn.Module, Layout]],
+        *,
+        unused: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> None:
+        """unused: tensors that published files have and no network reads, name -> shape."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
             (folder / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
-        shards = list(self._shards(networks))
+        shards = list(self._shards(networks, unused or {}))
         if len(shards) == 1:
             save_file(shards[0], folder / "model.safetensors", {"format": "pt"})
             return
@@ -104,25 +115,34 @@ class _Writer:
         }
         (folder / "model.safetensors.index.json").write_text(json.dumps(content), encoding="utf-8")
 
-    def _shards(self, networks: list[tuple[nn.Module, Layout]]) -> Iterator[dict[str, Tensor]]:
+    def _shards(
+        self, networks: list[tuple[nn.Module, Layout]], unused: Mapping[str, tuple[int, ...]]
+    ) -> Iterator[dict[str, Tensor]]:
         shard: dict[str, Tensor] = {}
         size = 0
+        for name, value in self._tensors(networks, unused):
+            if size + value.nbytes > _SHARD_BYTES:
+                yield shard
+                shard, size = {}, 0
+            shard[name] = value
+            size += value.nbytes
+        yield shard
+
+    def _tensors(
+        self, networks: list[tuple[nn.Module, Layout]], unused: Mapping[str, tuple[int, ...]]
+    ) -> Iterator[tuple[str, Tensor]]:
         for network, layout in networks:
             state = network.state_dict()
             for slot in slots(network, layout):
                 target = state[slot.ours]
                 shape = target.shape if slot.stop is None else (slot.stop - slot.start, *target.shape[1:])
-                value = self._value(slot.published, torch.Size(shape), target.dtype)
-                if size + value.nbytes > _SHARD_BYTES:
-                    yield shard
-                    shard, size = {}, 0
-                shard[slot.published] = value
-                size += value.nbytes
-        yield shard
+                yield slot.published, self._value(slot.published, torch.Size(shape), target.dtype)
+        for name, dimensions in unused.items():
+            yield name, self._value(name, torch.Size(dimensions), torch.float32)
 
     def _value(self, name: str, shape: torch.Size, kind: torch.dtype) -> Tensor:
         """Random, but such that every branch matters: norms near 1, scales far from 0, books of unit spread."""
-        if not kind.is_floating_point:
+        if not kind.is_floating_point or name.endswith("initialized"):
             return torch.ones(shape, dtype=kind, device="cpu")
 
         def normal(mean: float, spread: float) -> Tensor:
@@ -160,10 +180,11 @@ def _write_tokenizer(folder: Path, added: tuple[str, ...]) -> dict[str, int]:
     )
     tokenizer.train_from_iterator(_TEXTS * 4, trainer)
     names = (*published.CONTROL_TOKENS, *published.PLAIN_ADDED_TOKENS, *added)
-    special = {*published.CONTROL_TOKENS, *published.AUDIO_TOKENS}
+    special = {*published.CONTROL_TOKENS, *published.AUDIO_TOKENS} - {"<asr_text>"}  # which must outlive decoding
     tokenizer.add_tokens([AddedToken(name, normalized=False, special=name in special) for name in names])
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
+    tokenizer.model.save(str(folder))  # vocab.json and merges.txt: all that some published folders have
     decoder: dict[str, Any] = {
         str(tokenizer.token_to_id(name)): {"content": name, "special": name in special, "normalized": False}
         for name in names

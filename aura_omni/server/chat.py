@@ -12,17 +12,17 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from aura_omni.errors import BadRequest, ModelNotFound, NotFound, Unavailable, UnsupportedOption
+from aura_omni.errors import BadRequest, ModelNotFound, Unavailable, UnsupportedOption
 from aura_omni.flow import Ended, StageName, TurnRequest
 from aura_omni.media.audio import AudioFormat
 from aura_omni.server.completion import Heard, Wanted, completion, failure
 from aura_omni.server.errors import error_line
 from aura_omni.server.parts import MediaReader
-from aura_omni.server.sampling import stage_sampling, text_stage
+from aura_omni.server.sampling import stage_sampling
 from aura_omni.server.schemas import ChatRequest, documented, read_body
 from aura_omni.server.stream import ChunkStream
 from aura_omni.server.turns import Pipeline, opened, unless_gone
-from aura_omni.server.voice import voice_request
+from aura_omni.server.voice import request_fields_named, voice_request
 
 _LOG = logging.getLogger(__name__)
 _FORMATS: dict[str, AudioFormat] = {
@@ -43,7 +43,8 @@ def router(pipeline: Pipeline, media: MediaReader) -> APIRouter:
         answer = _streamed if body.stream else _whole
 
         async def work(send: Send) -> None:
-            await answer(pipeline, await turn_request(body, pipeline.stages, wanted, media), wanted, send)
+            with request_fields_named():
+                await answer(pipeline, await turn_request(body, pipeline.stages, wanted, media), wanted, send)
 
         return _WhileConnected(work)
 
@@ -74,8 +75,6 @@ def wanted_of(body: ChatRequest, pipeline: Pipeline) -> Wanted:
         raise ModelNotFound(
             f"no model {model[:100]!r}; this server has {', '.join(pipeline.served_names)}", param="model"
         )
-    if text_stage(pipeline.stages) is None:
-        raise NotFound(f"{model} does not support chat completions: none of its stages writes text")
     modalities = _modalities(body.modalities, pipeline.stages)
     audio_format = _audio_format(body)
     if body.stream and "audio" in modalities and audio_format not in _STREAMED:

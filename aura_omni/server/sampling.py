@@ -1,7 +1,7 @@
 """Which stage gets which sampling fields of a chat request.
 
 Only what the request sets; the pipeline lays it over the deploy file. OpenAI's fields speak of the text that the user
-reads, so they go to the stage that writes it and beat that stage's entry in sampling_params_list.
+reads, so they go to the stage that writes it (the Talker where none does) and beat that stage's entry in sampling_params_list.
 """
 
 from __future__ import annotations
@@ -25,12 +25,9 @@ _NOT_SERVED = frozenset({
 })  # fmt: skip
 
 
-def text_stage(stages: Sequence[StageName]) -> StageName | None:
-    """The stage that writes the text of the answer, if any does."""
-    for stage in ("aura", "asr"):
-        if stage in stages:
-            return stage
-    return None
+def answering_stage(stages: Sequence[StageName]) -> StageName:
+    """The stage that OpenAI's fields speak of: the one that writes the answer, or speaks what was written to it."""
+    return next(stage for stage in ("aura", "asr", "talker") if stage in stages)
 
 
 def stage_sampling(body: ChatRequest, stages: Sequence[StageName]) -> dict[StageName, Mapping[str, Any]]:
@@ -45,9 +42,8 @@ def stage_sampling(body: ChatRequest, stages: Sequence[StageName]) -> dict[Stage
             f"max_tokens is {direct['max_tokens']} and max_completion_tokens is {longest}; give one of them",
             param="max_completion_tokens",
         )
-    writer = text_stage(stages)
-    if writer is not None and direct:
-        by_stage.setdefault(writer, {}).update(direct)
+    if direct:
+        by_stage.setdefault(answering_stage(stages), {}).update(direct)
     if "seed" in direct and "talker" in stages:
         by_stage.setdefault("talker", {}).setdefault("seed", direct["seed"])
     return {stage: entry for stage, entry in by_stage.items() if entry}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -32,6 +33,25 @@ _NOT_SERVED = frozenset({
 })  # fmt: skip
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
+
+
+# Fields of flow.Voice, which the stages speak of, by the key that a request sets them with
+_KEYS = {
+    "task": "tts_task_type", "language": "tts_language", "speaker": "tts_speaker", "instruct": "tts_instruct",
+    "ref_audio": "tts_ref_audio", "ref_text": "tts_ref_text", "x_vector_only": "tts_x_vector_only_mode",
+    "pass_token_ids": "tts_pass_token_ids", "non_streaming": "tts_non_streaming_mode", "max_frames": "tts_max_new_tokens",
+}  # fmt: skip
+
+
+@contextmanager
+def request_fields_named() -> Iterator[None]:
+    """A voice that the checkpoint cannot do is refused by the name of the request's key."""
+    try:
+        yield
+    except BadVoice as error:
+        if error.param in _KEYS:
+            error.param = f"{_WHERE}.{_KEYS[error.param]}"
+        raise
 
 
 @dataclass(frozen=True, slots=True)

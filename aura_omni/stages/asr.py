@@ -21,9 +21,9 @@ from torch import Tensor
 
 from aura_omni.engine.loader import Checkpoint
 from aura_omni.engine.sequence import Batch, FinishReason, MediaSpan, Sequence
+from aura_omni.engine.stage_model import Rows, StageModel
 from aura_omni.errors import BadMedia, CheckpointError
 from aura_omni.flow import Audio, Sampling
-from aura_omni.models.layers import KeyValues
 from aura_omni.models.qwen3_asr import FFT_SAMPLES, HOP_SAMPLES, SAMPLE_RATE, AsrConfig, Qwen3Asr
 from aura_omni.stages.clips import MAX_CLIP_S, SEARCH_S, at_speech_rate, media_key
 from aura_omni.stages.tokenizer import TextTokenizer
@@ -54,7 +54,7 @@ class _Heard:
     features: Tensor | None = None
 
 
-class AsrStage:
+class AsrStage(StageModel):
     """An `engine.stage_model.StageModel`. `prompt` and `reader` may be called from any thread."""
 
     penalise_prompt = True
@@ -62,7 +62,7 @@ class AsrStage:
     def __init__(self, network: Qwen3Asr, tokenizer: TextTokenizer) -> None:
         """network: filled and prepared, on its device. Raises CheckpointError when the tokenizer lacks a control token."""
         self.network, self.tokenizer = network, tokenizer
-        self.decoder_config = network.config.decoder
+        self.decoder, self.decoder_config = network.decoder, network.config.decoder
         weight = network.embed_tokens.weight
         self.device, self.dtype = weight.device, weight.dtype
         start, end, self._tag = tokenizer.id("<|im_start|>"), tokenizer.id("<|im_end|>"), tokenizer.id(TEXT_TAG)
@@ -137,7 +137,7 @@ class AsrStage:
 
     # ------------------------------------------------------------ on the engine thread
 
-    def forward(self, batch: Batch, kv: KeyValues) -> Tensor:
+    def rows(self, batch: Batch) -> Rows:
         self._encode(batch)
         x = self.network.embed(torch.tensor(batch.tokens(), device=self.device))
         positions: list[int] = []
@@ -150,7 +150,7 @@ class AsrStage:
             if start + count >= span.start + span.length:
                 heard.features = None
             positions += range(start, start + count)
-        return self.network(x, torch.tensor(positions, device=self.device), kv)
+        return Rows(x, torch.tensor(positions, device=self.device))
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.network.logits(hidden)

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from aura_omni.engine.loader import Checkpoint
 from aura_omni.engine.sequence import Batch, FinishReason, Sequence
+from aura_omni.engine.stage_model import Rows, StageModel
 from aura_omni.errors import CheckpointError
 from aura_omni.flow import Message, Sampling
-from aura_omni.models.layers import KeyValues
 from aura_omni.models.qwen3_vl import LAYOUT, Qwen3VL, VLConfig
 from aura_omni.models.vision_input import PixelRules
 from aura_omni.stages.aura_prompt import AuraPrompt, Group, Profile, PromptWriter, Visual
@@ -65,7 +65,7 @@ class _Need:
         return self.seen.prompt.visuals[self.group.visual]
 
 
-class AuraStage:
+class AuraStage(StageModel):
     """An `engine.stage_model.StageModel`. `prompt` and `reader` may be called from any thread."""
 
     penalise_prompt = True
@@ -90,7 +90,7 @@ class AuraStage:
             tokenizer, profile, video_rules=video_rules, image_rules=image_rules, max_model_len=self.max_model_len
         )
         self.controls = self._writer.controls
-        self.decoder_config = network.config.text
+        self.decoder, self.decoder_config = network.decoder, network.config.text
         weight = network.embed_tokens.weight
         self.device, self.dtype = weight.device, weight.dtype
         ends = (self.controls.silent, self.controls.im_end, self.controls.end_of_text)
@@ -168,22 +168,20 @@ class AuraStage:
 
     # ------------------------------------------------------------ on the engine thread
 
-    def forward(self, batch: Batch, kv: KeyValues) -> Tensor:
+    def rows(self, batch: Batch) -> Rows:
         needs = list(_needs(batch))
         self._encode(needs)
         x = self.network.embed_tokens(torch.tensor(batch.tokens(), device=self.device))
         positions = torch.from_numpy(_positions(batch)).to(self.device)
         if not needs:
-            return self.network.decoder(x, positions, kv)
+            return Rows(x, positions)
         features = torch.cat([need.seen.features[need.index][:, need.first : need.stop] for need in needs], dim=1)
-        rows = np.concatenate([np.arange(need.row, need.row + need.stop - need.first) for need in needs])
-        where = torch.from_numpy(rows).to(self.device)
-        x = x.index_copy(0, where, features[0])
-        hidden = self.network.decoder(x, positions, kv, list(features[1:]), where)
+        numbers = np.concatenate([np.arange(need.row, need.row + need.stop - need.first) for need in needs])
+        where = torch.from_numpy(numbers).to(self.device)
         for need in needs:
             if need.stop == need.group.length:
                 del need.seen.features[need.index]
-        return hidden
+        return Rows(x.index_copy(0, where, features[0]), positions, tuple(features[1:]), where)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.network.head(hidden).float()

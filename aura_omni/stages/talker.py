@@ -21,12 +21,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from aura_omni.engine.graphs import Graphed, sizes_up_to
 from aura_omni.engine.loader import Checkpoint
-from aura_omni.engine.sampler import Draw, pick
+from aura_omni.engine.sampler import Draw, Filters, pick
 from aura_omni.engine.sequence import Batch, FinishReason, Sequence
+from aura_omni.engine.stage_model import Rows, StageModel
 from aura_omni.errors import BadRequest, CheckpointError
 from aura_omni.flow import CODEBOOKS, Sampling
-from aura_omni.models.layers import KeyValues
 from aura_omni.models.qwen3_tts import TALKER_LAYOUT, Talker, TalkerConfig
 from aura_omni.models.speaker_encoder import SPEAKER_LAYOUT, SpeakerEncoder, SpeakerEncoderConfig, log_mel
 from aura_omni.stages.talker_prompt import Prefill, PromptWriter
@@ -85,7 +86,7 @@ class TalkerState:
     next_row: Tensor | None = None  # [H], of the newest frame
 
 
-class TalkerStage:
+class TalkerStage(StageModel):
     """Implements `engine.stage_model.StageModel`."""
 
     penalise_prompt = False
@@ -106,11 +107,12 @@ class TalkerStage:
         self.voices = voices
         self.sampling = sampling
         self.predictor_sampling = predictor_sampling
-        self.decoder_config = talker.config.decoder
+        self.decoder, self.decoder_config = talker.decoder, talker.config.decoder
         self.device = talker.codec_head.weight.device
         self.dtype = talker.codec_head.weight.dtype
         self.stop_ids = frozenset({writer.ids.eos})
         self._speaker_encoder = speaker_encoder
+        self._graph: Graphed | None = None
         banned = torch.zeros(talker.config.codec_vocab, dtype=torch.bool, device=self.device)
         banned[-_RESERVED:] = True
         banned[writer.ids.eos] = False
@@ -212,12 +214,11 @@ class TalkerStage:
     # ------------------------------------------------------------ what the engine asks
 
     @torch.no_grad()
-    def forward(self, batch: Batch, kv: KeyValues) -> Tensor:
-        """The batch's rows through the decoder: hidden [rows, H], final-normed."""
+    def rows(self, batch: Batch) -> Rows:
         steps = list(zip(batch.sequences, batch.starts, batch.counts, strict=True))
         x = torch.cat([self._rows(sequence, start, count) for sequence, start, count in steps])
         positions = [row for _, start, count in steps for row in range(start, start + count)]
-        return self.talker.decoder(x, torch.tensor(positions, device=self.device), kv)
+        return Rows(x, torch.tensor(positions, device=self.device))
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -237,15 +238,33 @@ class TalkerStage:
             [len(state.frames) for state in states],
             self.device,
         )
-        codes, embedding = self.talker.frame(hidden, ids, lambda logits, group: pick(logits, draw, stream=group))
         text_ids = [state.track.take() for state in states]
-        rows = embedding + self.talker.text(torch.tensor(text_ids, device=self.device))
+        inputs = (hidden, ids[:, None], torch.tensor(text_ids, device=self.device)[:, None], draw.floats, draw.integers)
+        complete = self._complete if self._graph is None else self._graph
+        codes, rows = complete(*inputs, filters=draw.filters)
         frames = list(codes.cpu().numpy())
         for state, frame, text_id, row in zip(states, frames, text_ids, rows, strict=True):
             state.frames.append(frame)
             state.text_ids.append(text_id)
             state.next_row = row
         return frames
+
+    def _complete(
+        self, hidden: Tensor, ids: Tensor, text_ids: Tensor, floats: Tensor, integers: Tensor, *, filters: Filters
+    ) -> tuple[Tensor, Tensor]:
+        """Codes int64 [B, 16] of the frames that start with ids [B, 1], and the next rows [B, H]. Tensors only."""
+        draw = Draw(floats, integers, filters)
+        codes, embedding = self.talker.frame(hidden, ids[:, 0], lambda logits, group: pick(logits, draw, stream=group))
+        return codes, embedding + self.talker.text(text_ids[:, 0])
+
+    def capture(self, max_num_seqs: int) -> None:
+        """Make `advance` one CUDA graph per batch size, and record those of the default sampling now."""
+        hidden, device = self.decoder_config.hidden, self.device
+        nothing = torch.zeros(1, 1, dtype=torch.int64, device=device)
+        draw = Draw.of([self.predictor_sampling], [0], [0], device)
+        pads = (torch.zeros(1, hidden, dtype=self.dtype, device=device), nothing, nothing, draw.floats, draw.integers)
+        self._graph = Graphed(self._complete, pads=pads, sizes=sizes_up_to(max_num_seqs))
+        self._graph.prepare(filters=draw.filters)
 
     # ------------------------------------------------------------ rows
 

@@ -447,7 +447,7 @@ def test_advance_gets_only_those_that_go_on() -> None:
 
 def test_a_dead_device_is_not_a_failed_request() -> None:
     class Dead(TinyStage):
-        def forward(self, batch: Any, kv: Any) -> torch.Tensor:
+        def rows(self, batch: Any) -> Any:
             raise torch.AcceleratorError("illegal memory access")
 
     runner = make_runner(Dead())

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from aura_omni.engine.runner import ArRunner
 from aura_omni.engine.sampler import Draw, pick
 from aura_omni.engine.sequence import Batch, MediaSpan, Sequence
+from aura_omni.engine.stage_model import Rows, StageModel
 from aura_omni.flow import Sampling
-from aura_omni.models.layers import DenseKV, KeyValues
+from aura_omni.models.layers import DenseKV
 from aura_omni.models.qwen3 import Decoder, DecoderConfig
 
 VOCABULARY = 97
@@ -20,7 +21,7 @@ STOP = 96
 GREEDY = Sampling(temperature=0.0, max_tokens=8)
 
 
-class TinyStage:
+class TinyStage(StageModel):
     """Rows of a medium are not the embeddings of their ids but a function of its key, as in ASR and AURA.
 
     With mrope, rows of a medium all have the same T, so positions are no function of the row's number either.
@@ -58,7 +59,7 @@ class TinyStage:
         self.last_logits = torch.empty(0)
         self.batches: list[Batch] = []
 
-    def rows(self, sequence: Sequence, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    def embed(self, sequence: Sequence, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Embeddings [n, H] and positions [n] or [3, n] of rows [start, stop)."""
         x = self.embedding[sequence.tokens[start:stop]].clone()
         positions = torch.arange(sequence.length).repeat(3, 1)
@@ -77,16 +78,15 @@ class TinyStage:
         picked = positions[:, start:stop] if self.decoder_config.mrope_section else torch.arange(start, stop)
         return x.to(self.device, self.dtype), picked.to(self.device)
 
-    def forward(self, batch: Batch, kv: KeyValues) -> Tensor:
+    def rows(self, batch: Batch) -> Rows:
         self.batches.append(batch)
         if self.poison in batch.tokens():
             raise RuntimeError("poisoned")
         rows = [
-            self.rows(sequence, start, start + count)
+            self.embed(sequence, start, start + count)
             for sequence, start, count in zip(batch.sequences, batch.starts, batch.counts, strict=True)
         ]
-        x, positions = torch.cat([x for x, _ in rows]), torch.cat([positions for _, positions in rows], dim=-1)
-        return self.decoder(x, positions, kv)
+        return Rows(torch.cat([x for x, _ in rows]), torch.cat([positions for _, positions in rows], dim=-1))
 
     def logits(self, hidden: Tensor) -> Tensor:
         self.last_logits = 3 * (hidden @ self.head).float()
@@ -108,7 +108,7 @@ class TinyStage:
             dtype=self.dtype,
             device=self.device,
         )
-        x, positions = self.rows(sequence, 0, sequence.length)
+        x, positions = self.embed(sequence, 0, sequence.length)
         return self.decoder(x, positions, kv)
 
     def dense_outputs(self, sequence: Sequence) -> list[int]:

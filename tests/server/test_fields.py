@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aura_omni.errors import AuraError
-from aura_omni.flow import STAGES, Sampling, TurnRequest, Voice
+from aura_omni.flow import STAGES, Sampling, StageName, Voice
 from aura_omni.media.fetch import MediaPolicy
 from aura_omni.server.chat import turn_request, wanted_of
 from aura_omni.server.errors import error_body
@@ -124,16 +124,19 @@ def test_a_reference_voice_is_decoded_at_its_own_rate_and_only_when_needed() -> 
     assert not written.speak
 
 
-def test_a_pipeline_without_voice_answers_in_text_by_default() -> None:
-    def submitted(stages: Any) -> tuple[int, list[TurnRequest]]:
-        pipeline = FakePipeline()
-        pipeline.stages = stages
-        with serving(pipeline) as url:
-            return httpx.post(f"{url}/v1/chat/completions", json={"messages": HELLO}).status_code, pipeline.requests
-
-    status, (request,) = submitted(("asr", "aura"))
-    assert (status, request.speak) == (200, False)
-    assert submitted(("talker", "code2wav")) == (404, [])
+@pytest.mark.parametrize(
+    ("stages", "speak", "answering"),
+    [(("asr", "aura"), False, "aura"), (("asr",), False, "asr"), (("talker", "code2wav"), True, "talker")],
+)
+def test_a_pipeline_answers_with_what_it_has(stages: Any, speak: bool, answering: StageName) -> None:
+    pipeline = FakePipeline()
+    pipeline.stages = stages
+    with serving(pipeline) as url:
+        body = {"messages": HELLO, "temperature": 0.25}
+        assert httpx.post(f"{url}/v1/chat/completions", json=body).status_code == 200
+    (request,) = pipeline.requests
+    assert request.speak is speak
+    assert request.sampling == {answering: {"temperature": 0.25}}
 
 
 JSON_VALUES = st.recursive(

@@ -1,0 +1,223 @@
+"""Attention over paged keys and values on CUDA: two Triton kernels, for rows of decoding and for chunks of prefill.
+
+PyTorch's own attention needs each sequence's keys gathered and padded first, which copies the whole context in every layer
+of every step and depends on lengths that the host must know. These read the pages in place through a table on the device,
+so that a decode step has one shape whatever the lengths are, and can be a CUDA graph.
+
+Softmax and sums are float32. The online softmax is that of FlashAttention (Dao et al. 2022); decode rows split their context
+over several programs and combine ("Flash-Decoding", 2023).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from aura_omni.engine.sequence import Batch
+
+BLOCK_KEYS = 64
+SPLITS = 16  # programs that share the context of one decode row and key head
+CHUNK_ROWS = 64  # rows of a prefill chunk that one program takes
+
+
+@triton.jit
+def _attend_block(q, m, total, acc, keys, values, slots, inside, mask, head, kv_heads, dims, D: tl.constexpr):
+    """One block of keys: q [M, D] against slots [K]; m, total [M] and acc [M, D] are the running maximum, sum and output."""
+    at = (slots[:, None] * kv_heads + head) * D + dims[None, :]
+    k = tl.load(keys + at, mask=inside[:, None], other=0.0)
+    v = tl.load(values + at, mask=inside[:, None], other=0.0)
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    scores = tl.where(mask, scores, float("-inf"))
+    high = tl.maximum(m, tl.max(scores, 1))
+    safe = tl.where(high == float("-inf"), 0.0, high)
+    weights = tl.exp(scores - safe[:, None])
+    decay = tl.exp(m - safe)
+    total = total * decay + tl.sum(weights, 1)
+    acc = acc * decay[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+    return high, total, acc
+
+
+@triton.jit
+def _decode_kernel(
+    q_ptr, keys, values, table, table_width, lengths, acc_ptr, m_ptr, l_ptr, scale, kv_heads,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, SPLITS_: tl.constexpr,
+):  # fmt: skip
+    """Program (row, key head, split): GROUP query heads of one row against a part of its context."""
+    row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    length = tl.load(lengths + row)
+    part = tl.cdiv(tl.cdiv(length, BLOCK), SPLITS_) * BLOCK
+    start = split * part
+    stop = tl.minimum(start + part, length)
+    dims = tl.arange(0, D)
+    group = tl.arange(0, ROWS)
+    heads = kv_heads * GROUP
+    query = (row * heads + head * GROUP + group[:, None]) * D + dims[None, :]
+    q = tl.load(q_ptr + query, mask=group[:, None] < GROUP, other=0.0)
+    q = (q * scale).to(q.dtype)
+    m = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, D], tl.float32)
+    for first in range(start, stop, BLOCK):
+        offsets = first + tl.arange(0, BLOCK)
+        inside = offsets < stop
+        pages = tl.load(table + row * table_width + offsets // PAGE, mask=inside, other=0).to(tl.int64)
+        slots = pages * PAGE + offsets % PAGE
+        mask = inside[None, :] & (group[:, None] >= 0)
+        m, total, acc = _attend_block(q, m, total, acc, keys, values, slots, inside, mask, head, kv_heads, dims, D)
+    out = (row * heads + head * GROUP + group) * SPLITS_ + split
+    tl.store(m_ptr + out, m, mask=group < GROUP)
+    tl.store(l_ptr + out, total, mask=group < GROUP)
+    tl.store(acc_ptr + out[:, None] * D + dims[None, :], acc, mask=group[:, None] < GROUP)
+
+
+@triton.jit
+def _combine_kernel(acc_ptr, m_ptr, l_ptr, out_ptr, D: tl.constexpr, SPLITS_: tl.constexpr):
+    """Program (row and head): the splits of one query head become its output."""
+    head = tl.program_id(0)
+    splits, dims = tl.arange(0, SPLITS_), tl.arange(0, D)
+    m = tl.load(m_ptr + head * SPLITS_ + splits)
+    total = tl.load(l_ptr + head * SPLITS_ + splits)
+    weights = tl.exp(m - tl.max(m, 0))
+    acc = tl.load(acc_ptr + (head * SPLITS_ + splits[:, None]) * D + dims[None, :])
+    whole = tl.sum(total * weights, 0)
+    out = tl.sum(acc * weights[:, None], 0) / whole
+    tl.store(out_ptr + head * D + dims, out.to(out_ptr.dtype.element_ty))
+
+
+def decode(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, lengths: Tensor, page_size: int) -> Tensor:
+    """One row of each of B sequences, whose own key is already stored.
+
+    q [B, heads, D]; keys, values [slots, kv_heads, D] contiguous, slot = page * page_size + row; table int32 [B, P]: pages of
+    each sequence; lengths int32 [B] >= 1: rows to attend to. Scale D**-0.5. Returns [B, heads, D]. No host synchronisation.
+    """
+    rows, heads, dim = q.shape
+    kv_heads = keys.shape[1]
+    group = heads // kv_heads
+    acc = torch.empty(rows, heads, SPLITS, dim, dtype=torch.float32, device=q.device)
+    m = torch.empty(rows, heads, SPLITS, dtype=torch.float32, device=q.device)
+    total = torch.empty_like(m)
+    _decode_kernel[(rows, kv_heads, SPLITS)](
+        q.contiguous(), keys, values, table, table.stride(0), lengths, acc, m, total, dim**-0.5, kv_heads,
+        GROUP=group, ROWS=max(16, triton.next_power_of_2(group)), D=dim, PAGE=page_size, BLOCK=BLOCK_KEYS, SPLITS_=SPLITS,
+    )  # fmt: skip
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    _combine_kernel[(rows * heads,)](acc, m, total, out, D=dim, SPLITS_=SPLITS)
+    return out
+
+
+@triton.jit
+def _prefill_kernel(
+    q_ptr, keys, values, out_ptr, table, table_width, begins, counts, starts, scale, heads, kv_heads,
+    D: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Program (block of rows, query head, chunk): ROWS rows of a chunk against all rows up to each of them."""
+    block, head, chunk = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    count = tl.load(counts + chunk)
+    if block * ROWS >= count:
+        return
+    begin, start = tl.load(begins + chunk), tl.load(starts + chunk)
+    rows = block * ROWS + tl.arange(0, ROWS)
+    dims = tl.arange(0, D)
+    at = ((begin + rows[:, None]).to(tl.int64) * heads + head) * D + dims[None, :]
+    q = tl.load(q_ptr + at, mask=rows[:, None] < count, other=0.0)
+    q = (q * scale).to(q.dtype)
+    m = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, D], tl.float32)
+    stop = start + tl.minimum(count, (block + 1) * ROWS)
+    kv_head = head // (heads // kv_heads)
+    for first in range(0, stop, BLOCK):
+        offsets = first + tl.arange(0, BLOCK)
+        inside = offsets < stop
+        pages = tl.load(table + chunk * table_width + offsets // PAGE, mask=inside, other=0).to(tl.int64)
+        slots = pages * PAGE + offsets % PAGE
+        mask = inside[None, :] & (offsets[None, :] <= start + rows[:, None])
+        m, total, acc = _attend_block(q, m, total, acc, keys, values, slots, inside, mask, kv_head, kv_heads, dims, D)
+    tl.store(out_ptr + at, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=rows[:, None] < count)
+
+
+def prefill(
+    q: Tensor, keys: Tensor, values: Tensor, out: Tensor, *, table: Tensor, begins: Tensor, counts: Tensor, starts: Tensor,
+    most_rows: int, page_size: int,
+) -> None:  # fmt: skip
+    """Chunks of C sequences, whose own keys are already stored; writes their rows of `out` [N, heads, D], contiguous as q.
+
+    Chunk c is rows [begins[c], begins[c] + counts[c]) of q and rows [starts[c], ...) of its sequence; it attends causally.
+    table int32 [C, P]; begins, counts, starts int32 [C]; most_rows: the largest of counts.
+    """
+    _, heads, dim = q.shape
+    grid = (triton.cdiv(most_rows, CHUNK_ROWS), heads, len(begins))
+    _prefill_kernel[grid](
+        q, keys, values, out, table, table.stride(0), begins, counts, starts, dim**-0.5, heads, keys.shape[1],
+        D=dim, PAGE=page_size, ROWS=CHUNK_ROWS, BLOCK=BLOCK_KEYS,
+    )  # fmt: skip
+
+
+class DecodeStep:
+    """A `models.layers.KeyValues` of one row per sequence. Tensors only: it may be recorded in a CUDA graph."""
+
+    def __init__(self, keys: Tensor, values: Tensor, numbers: Tensor) -> None:
+        """keys, values [layers, pages, page_size, kv_heads, D]; numbers as `PagedKV.decode_numbers` has them."""
+        self._page_size = keys.shape[2]
+        self._keys, self._values = keys.flatten(1, 2), values.flatten(1, 2)
+        self._written = numbers[:, 0].long()
+        self._lengths, self._table = numbers[:, 1].contiguous(), numbers[:, 2:]
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values = self._keys[layer], self._values[layer]
+        keys.index_copy_(0, self._written, k)
+        values.index_copy_(0, self._written, v)
+        return decode(q, keys, values, self._table, self._lengths, self._page_size)
+
+
+class PagedStep:
+    """A `models.layers.KeyValues` of any step: sequences with one row, and chunks of several."""
+
+    def __init__(self, keys: Tensor, values: Tensor, batch: Batch, spare_page: int) -> None:
+        self._page_size = page_size = keys.shape[2]
+        self._keys, self._values = keys.flatten(1, 2), values.flatten(1, 2)
+        counts, starts = np.array(batch.counts, np.int32), np.array(batch.starts, np.int32)
+        begins = np.concatenate(([0], counts.cumsum()[:-1])).astype(np.int32)
+        table = np.full((len(counts), max(len(sequence.pages) for sequence in batch.sequences)), spare_page, np.int32)
+        for row, sequence in enumerate(batch.sequences):
+            table[row, : len(sequence.pages)] = sequence.pages
+        written = np.concatenate(
+            [
+                table[row, np.arange(start, start + count) // page_size].astype(np.int64) * page_size
+                + np.arange(start, start + count) % page_size
+                for row, (start, count) in enumerate(zip(starts, counts, strict=True))
+            ]
+        )
+
+        def there(array: np.ndarray) -> Tensor:
+            return torch.from_numpy(np.ascontiguousarray(array)).to(keys.device, non_blocking=True)
+
+        singles, chunks = np.flatnonzero(counts == 1), np.flatnonzero(counts > 1)
+        self._written = there(written)
+        self._single_rows = there(begins[singles].astype(np.int64)) if len(singles) else None
+        self._single_table, self._single_lengths = there(table[singles]), there(starts[singles] + 1)
+        self._most_rows = int(counts.max())
+        self._chunks = {
+            "table": there(table[chunks]),
+            "begins": there(begins[chunks]),
+            "counts": there(counts[chunks]),
+            "starts": there(starts[chunks]),
+        }
+        self._any_chunks = len(chunks) > 0
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values, page_size = self._keys[layer], self._values[layer], self._page_size
+        keys.index_copy_(0, self._written, k)
+        values.index_copy_(0, self._written, v)
+        if not self._any_chunks:
+            return decode(q, keys, values, self._single_table, self._single_lengths, page_size)
+        q = q.contiguous()
+        out = torch.empty_like(q)
+        prefill(q, keys, values, out, **self._chunks, most_rows=self._most_rows, page_size=page_size)
+        if self._single_rows is not None:
+            rows = q[self._single_rows]
+            out[self._single_rows] = decode(rows, keys, values, self._single_table, self._single_lengths, page_size)
+        return out

@@ -1,0 +1,304 @@
+"""The server as a user starts it: the command, the official client, the README's own words."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+import socket
+import struct
+import subprocess
+import sys
+import time
+import wave
+from pathlib import Path
+
+import httpx
+import numpy as np
+import openai
+import pytest
+
+from aura_omni.flow import SILENT_TEXT
+from tests.family import DATA, family
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = ROOT / "examples/online_serving/aura_omni"
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+class Server:
+    """`python -m aura_omni serve ...` on a free port of this machine."""
+
+    def __init__(self, *arguments: str, log: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            self.port = listener.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = log
+        command = [sys.executable, "-m", "aura_omni", "serve", *arguments, "--port", str(self.port)]
+        self.process = subprocess.Popen(command, cwd=ROOT, stdout=log.open("w"), stderr=subprocess.STDOUT)
+
+    def wait(self) -> Server:
+        for _ in range(600):
+            assert self.process.poll() is None, self.log.read_text()
+            try:
+                if httpx.get(f"{self.url}/health").status_code == 200:
+                    return self
+            except httpx.TransportError:
+                pass
+            time.sleep(0.1)
+        raise AssertionError(self.log.read_text())
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(20)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """The reference command line, with the tiny family in the place of the published checkpoints."""
+    folder = tmp_path_factory.mktemp("serve")
+    deploy = folder / "aura_omni.yaml"
+    text = (ROOT / "aura_omni/deploy/nano.yaml").read_text()
+    for name, home in (("nano:asr", "asr"), ("nano:aura", "aura"), ("nano:tts", "tts_custom_voice")):
+        text = text.replace(name, str(family() / home))
+    deploy.write_text(text)
+    command = [
+        "aurateam/AURA",
+        "--omni",
+        "--deploy-config",
+        str(deploy),
+        "--served-model-name",
+        "aurateam/AURA",
+        "aura-nano",
+    ]
+    server = Server(*command, "--trust-remote-code", "--allowed-local-media-path", str(DATA), log=folder / "log")
+    try:
+        yield server.wait()
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        yield client
+
+
+def data_url(file: Path | bytes, kind: str) -> str:
+    content = file if isinstance(file, bytes) else file.read_bytes()
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def float_wav(samples: np.ndarray) -> bytes:
+    data = samples.astype("<f4").tobytes()
+    header = struct.pack(
+        "<4sI4s4sIHHIIHH4sI",
+        b"RIFF",
+        36 + len(data),
+        b"WAVE",
+        b"fmt ",
+        16,
+        3,
+        1,
+        16_000,
+        64_000,
+        4,
+        32,
+        b"data",
+        len(data),
+    )
+    return header + data
+
+
+def nan_wav() -> bytes:
+    return float_wav(np.full(16_000, np.nan))
+
+
+def empty_wav() -> bytes:
+    return float_wav(np.zeros(0))
+
+
+QUESTION = [
+    {"type": "audio_url", "audio_url": {"url": data_url(DATA / "human_a.wav", "audio/wav")}},
+    {"type": "video_url", "video_url": {"url": data_url(DATA / "bikes.mp4", "video/mp4")}},
+    {"type": "text", "text": "What do you see?"},
+]
+
+
+def ask(client: openai.OpenAI, content=QUESTION, **fields):
+    fields.setdefault("max_tokens", 16)
+    messages = [{"role": "user", "content": content}]
+    return client.chat.completions.create(model="aurateam/AURA", messages=messages, **fields)
+
+
+def wav(data: str) -> tuple[int, np.ndarray]:
+    with wave.open(io.BytesIO(base64.b64decode(data))) as reader:
+        assert (reader.getnchannels(), reader.getsampwidth()) == (1, 2)
+        return reader.getframerate(), np.frombuffer(reader.readframes(reader.getnframes()), "<i2")
+
+
+def test_a_recording_and_a_clip_come_back_as_text_and_speech(client):
+    answer = ask(client)
+    (choice,) = answer.choices
+    assert choice.message.content
+    assert choice.message.audio.transcript == choice.message.content
+    rate, samples = wav(choice.message.audio.data)
+    assert rate == 24_000
+    assert len(samples) == answer.usage.completion_tokens_details.audio_tokens * 1_920
+    assert np.abs(samples).max() > 300
+    assert answer.usage.prompt_tokens_details.audio_tokens == 108
+
+
+def test_streamed_speech_equals_whole_speech(client):
+    whole = ask(client)
+    text, sound = "", b""
+    for chunk in ask(client, stream=True, modalities=["text", "audio"], audio={"voice": "vivian", "format": "pcm16"}):
+        for choice in chunk.choices:
+            text += choice.delta.content or ""
+            if choice.delta.audio is not None:
+                sound += base64.b64decode(choice.delta.audio.data or "")
+    assert text == whole.choices[0].message.content
+    np.testing.assert_array_equal(np.frombuffer(sound, "<i2"), wav(whole.choices[0].message.audio.data)[1])
+
+
+def test_a_silent_turn_has_the_marker_and_no_speech(client):
+    answer = ask(client, logit_bias={str(silent_id()): 100})
+    (choice,) = answer.choices
+    assert choice.message.content == SILENT_TEXT
+    assert choice.message.audio is None
+    assert choice.model_extra["silent"] is True
+    assert answer.usage.completion_tokens_details.audio_tokens == 0
+
+
+def silent_id() -> int:
+    from aura_omni.engine.loader import Checkpoint
+    from aura_omni.stages.tokenizer import TextTokenizer
+
+    return TextTokenizer.load(Checkpoint.find(str(family() / "aura"))).id(SILENT_TEXT)
+
+
+def test_text_alone_has_no_audio(client):
+    choice = ask(client, modalities=["text"]).choices[0]
+    assert choice.message.content
+    assert choice.message.audio is None
+
+
+def test_a_file_below_the_allowed_path_is_the_same_as_its_bytes(client):
+    files = [
+        {"type": "audio_url", "audio_url": {"url": (DATA / "human_a.wav").as_uri()}},
+        {"type": "video_url", "video_url": {"url": (DATA / "bikes.mp4").as_uri()}},
+        QUESTION[2],
+    ]
+    assert (
+        ask(client, files, modalities=["text"]).choices[0].message.content
+        == ask(client, modalities=["text"]).choices[0].message.content
+    )
+    with pytest.raises(openai.PermissionDeniedError, match="allowed"):
+        ask(client, [{"type": "audio_url", "audio_url": {"url": (ROOT / "README.md").as_uri()}}])
+
+
+def test_checkpoint_paths_are_not_model_names(server, client):
+    listed = {model.id for model in client.models.list()}
+    assert listed == {"aurateam/AURA", "aura-nano"}
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(model=str(family() / "aura"), messages=[{"role": "user", "content": "hello"}])
+
+
+def part(kind: str, url: str) -> list[dict]:
+    return [{"type": f"{kind}_url", f"{kind}_url": {"url": url}}]
+
+
+def voice(**keys) -> dict:
+    return {"extra_body": {"additional_information": keys}}
+
+
+@pytest.mark.parametrize(
+    ("content", "fields", "words", "param"),
+    [
+        (part("audio", "data:audio/wav;base64,aGVsbG8="), {}, "no audio", "messages[0].content[0].audio_url"),
+        (part("audio", "data:audio/wav;base64,"), {}, "empty", "messages[0].content[0].audio_url"),
+        (part("audio", data_url(nan_wav(), "audio/wav")), {}, "finite", "messages[0].content[0].audio_url"),
+        (part("audio", data_url(empty_wav(), "audio/wav")), {}, "no ", "messages[0].content[0].audio_url"),
+        (
+            part("video", data_url(DATA / "human_a.wav", "video/mp4")),
+            {},
+            "no video",
+            "messages[0].content[0].video_url",
+        ),
+        (part("image", "data:image/png;base64,aGVsbG8="), {}, "picture", "messages[0].content[0].image_url"),
+        ("hello", voice(tts_speaker="nobody"), "nobody", "additional_information.tts_speaker"),
+        ("hello", voice(tts_task_type="Base"), "Base", "additional_information.tts_task_type"),
+        ("hello", voice(tts_task_type="Singing"), "Singing", "additional_information.tts_task_type"),
+        ("hello", voice(tts_volume=3), "tts_volume", "additional_information.tts_volume"),
+        ("hello " * 20_000, {}, "tokens", None),
+        ("hello", {"temperature": -1}, "temperature", "temperature"),
+        ("hello", {"n": 2}, "n is not", "n"),
+        (
+            "hello",
+            {"extra_body": {"sampling_params_list": [{"temperature": "hot"}]}},
+            "temperature",
+            "sampling_params_list[0].temperature",
+        ),
+    ],
+)
+def test_bad_input_is_refused_in_words_and_the_next_request_is_fine(client, content, fields, words, param):
+    with pytest.raises(openai.BadRequestError, match=words) as refusal:
+        ask(client, content, **fields)
+    assert refusal.value.param == param
+    assert refusal.value.code
+    assert len(refusal.value.message) < 600
+    assert ask(client, "hello", modalities=["text"], max_tokens=2).choices
+
+
+def test_clients_of_the_examples_run_without_arguments_but_the_port(server, tmp_path):
+    for command in (
+        [
+            sys.executable,
+            str(EXAMPLES / "openai_chat_completion_client.py"),
+            "--port",
+            str(server.port),
+            "--output-dir",
+            str(tmp_path / "python"),
+        ],
+        ["bash", str(EXAMPLES / "run_curl_multimodal_query.sh"), str(server.port)],
+    ):
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+    for output in (tmp_path / "python", tmp_path / "aura_output"):
+        assert (output / "answer.txt").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.S)
+
+
+def test_the_readme_curl_is_answered(server):
+    (command,) = blocks("bash")
+    done = subprocess.run(
+        ["bash", "-c", command.replace("8091", str(server.port))], capture_output=True, text=True, timeout=60
+    )
+    assert '"chat.completion"' in done.stdout, done.stdout + done.stderr
+
+
+def test_the_readme_python_runs(server, tmp_path):
+    (code,) = blocks("python")
+    code = code.replace("8091", str(server.port)).replace('Path("examples', f'Path("{ROOT}/examples')
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_serve_alone_starts_the_tiny_family_and_says_what_it_is(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    server = Server(log=tmp_path / "log")
+    try:
+        server.wait()
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+            assert [model.id for model in client.models.list()] == ["aura-nano"]
+            choice = client.chat.completions.create(
+                model="aura-nano", messages=[{"role": "user", "content": "hello"}]
+            ).choices[0]
+            assert choice.message.content
+    finally:
+        server.stop()
+    assert "mean nothing" in server.log.read_text()
