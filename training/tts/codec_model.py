@@ -137,6 +137,11 @@ class MelCodec(nn.Module):
             total = total + self.books.table[book][codes[..., book]] * used.view(-1, 1, 1)
         return total
 
+    @torch.no_grad()
+    def codes(self, mel: Tensor, book0: Tensor, *, mean: float, spread: float) -> Tensor:
+        """Log-mel [T, 8, 80] and phone codes [T] of one clip -> acoustic codes [T, books]. mean, spread: of codec.pt."""
+        return self.books.codes(self.encoder((mel[None] - mean) / spread, book0[None])[0])[0]
+
     def front(self, x: Tensor) -> Tensor:
         """The decoder's input [B, T, codebook_dim] -> what its waveform half starts from, [B, 4 T, width]."""
         memory = FreshMemory()

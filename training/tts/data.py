@@ -2,6 +2,7 @@
 
     python -m training.tts.data times --out DIR --domain 12000 --general 30000
     python -m training.tts.data sound --out DIR --minutes 90
+    python -m training.tts.data sound --out DIR --minutes 6 --held-out --seed 50     # to be listened to, never trained on
 
 Each line of index.jsonl is one clip: text, speaker, kind, held-out or not, samples at 24 kHz (a whole number of frames), spans
 [[phone, start_s, stop_s], ...], and for sound its place in sound.s16 (int16, mono, 24 kHz). Runs can be stopped and continued.
@@ -92,8 +93,8 @@ def make_times(out: Path, *, domain: int, general: int, seed: int) -> None:
     print(f"{made} clips in {time.monotonic() - started:.0f} s")
 
 
-def make_sound(out: Path, *, minutes: float, seed: int) -> None:
-    """Half domain, half general; the speakers in turn."""
+def make_sound(out: Path, *, minutes: float, seed: int, held_out: bool) -> None:
+    """Half domain, half general; the speakers in turn. held_out: only texts that are never trained on."""
     piper = Piper(sound=True)
     index, data = out / "index.jsonl", out / "sound.s16"
     done = [json.loads(line) for line in index.open(encoding="utf-8")] if index.exists() else []
@@ -101,13 +102,15 @@ def make_sound(out: Path, *, minutes: float, seed: int) -> None:
     if data.exists():
         with data.open("r+b") as file:
             file.truncate(2 * total)
-    sources = (("domain", clips("domain", seed)), ("general", clips("general", seed)))
+    sources = [
+        (kind, (clip for clip in clips(kind, seed) if clip[1] or not held_out)) for kind in ("domain", "general")
+    ]
     number = 0
     with index.open("a", encoding="utf-8") as lines, data.open("ab") as sound:
         while total < minutes * 60 * VOICE_RATE:
             kind, source = sources[number % 2]
             speaker = SPEAKERS[number // 2 % len(SPEAKERS)]
-            text, held_out = next(source)
+            text, unseen = next(source)
             number += 1
             if number <= len(done):
                 continue
@@ -121,7 +124,7 @@ def make_sound(out: Path, *, minutes: float, seed: int) -> None:
             samples = soxr.resample(samples, RATE * speaker.pitch, VOICE_RATE, "HQ")
             samples = np.pad(samples, (0, -len(samples) % FRAME_SAMPLES))
             sound.write((samples.clip(-1, 1) * 32767).astype("<i2").tobytes())
-            lines.write(json.dumps(line_of(text, held_out, kind, speaker, spans, len(samples))) + "\n")
+            lines.write(json.dumps(line_of(text, unseen, kind, speaker, spans, len(samples))) + "\n")
             sound.flush()
             lines.flush()
             total += len(samples)
@@ -135,6 +138,7 @@ def main() -> None:
     parser.add_argument("--general", type=int, default=30_000)
     parser.add_argument("--minutes", type=float, default=90.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--held-out", action="store_true", help="sound: only texts that are never trained on")
     parser.add_argument("--smoke", action="store_true", help="a handful of clips, in seconds")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
@@ -143,7 +147,7 @@ def main() -> None:
     if given.what == "times":
         make_times(given.out, domain=given.domain, general=given.general, seed=given.seed)
     else:
-        make_sound(given.out, minutes=given.minutes, seed=given.seed + 1)
+        make_sound(given.out, minutes=given.minutes, seed=given.seed + 1, held_out=given.held_out)
 
 
 if __name__ == "__main__":

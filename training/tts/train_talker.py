@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from training.tts import clock, shape
 from training.tts.corpus import Corpus, joined
+from training.tts.distance import distance
 from training.tts.grad import average, count
 from training.tts.phones import phones_of
 from training.tts.talker_batch import MOST_SPOKEN, Batch, Rows, batches_by_length
@@ -38,15 +39,6 @@ def all_codes(times: Corpus, sound: Corpus, acoustic: np.ndarray | None) -> Tens
     if acoustic is not None:
         made[len(times.codes) :, 1:] = acoustic
     return torch.from_numpy(made)
-
-
-def distance(a: list[int], b: list[int]) -> int:
-    row = list(range(len(b) + 1))
-    for i, x in enumerate(a, 1):
-        last, row[0] = row[0], i
-        for j, y in enumerate(b, 1):
-            last, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, last + (x != y))
-    return row[-1]
 
 
 def evaluate(
