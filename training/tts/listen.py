@@ -92,7 +92,10 @@ def main() -> None:
     parser.add_argument("--what", nargs="+", choices=KINDS, default=["sound", "codec", "talker", "talker-beside"])
     parser.add_argument("--temperature", type=float, default=0.0, help="of the Talker and its code predictor")
     parser.add_argument("--keep", type=Path, help="folder for the sounds")
+    parser.add_argument("--smoke", action="store_true", help="one clip of each kind of text")
     given = parser.parse_args()
+    if given.smoke:
+        given.clips = 1
     torch.set_num_threads(1)
     listener, ear = Listener(given.sound, given.codec, given.wave), Ear()
     clips = listener.clips

@@ -132,7 +132,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--limit", type=int)
+    parser.add_argument("--smoke", action="store_true", help="seconds")
     given = parser.parse_args()
+    if given.smoke:
+        given.epochs, given.limit, given.general = 1, 60, 20
     given.out.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     piper = Piper(sound=False)

@@ -65,7 +65,10 @@ def main() -> None:
     parser.add_argument("--plain", type=float, default=0.15, help="share of the run before anything is quantised")
     parser.add_argument("--peak", type=float, default=2e-3)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--smoke", action="store_true", help="two steps")
     given = parser.parse_args()
+    if given.smoke:
+        given.steps, given.batch = 2, 2
     given.out.mkdir(parents=True, exist_ok=True)
     device = torch.device(given.device)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True

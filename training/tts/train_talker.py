@@ -2,7 +2,7 @@
 
     python -m training.tts.train_talker --corpus corpus.npz --tokenizer tokenizer.json --out DIR --time 440 [--codes codes.npz]
 
-Writes DIR/talker.pt (resumable: --resume) and prints losses, then free-running phone error on held-out texts.
+Writes DIR/talker.pt (resumable: --resume), and prints losses, then free-running phone error on held-out texts.
 """
 
 from __future__ import annotations
@@ -120,7 +120,10 @@ def main() -> None:
     parser.add_argument("--clips", type=int, default=60, help="held-out clips of each kind to speak at the end")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--smoke", action="store_true", help="two steps")
     given = parser.parse_args()
+    if given.smoke:
+        given.steps, given.rows, given.clips = 2, 400, 0
     given.out.mkdir(parents=True, exist_ok=True)
     timer = clock.Clock(given.time, given.steps)
     device = torch.device(given.device)

@@ -114,7 +114,10 @@ def main() -> None:
     parser.add_argument("--judged", type=float, default=0.4)
     parser.add_argument("--peak", type=float, default=1e-3)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--smoke", action="store_true", help="two steps")
     given = parser.parse_args()
+    if given.smoke:
+        given.steps, given.batch = 2, 1
     given.out.mkdir(parents=True, exist_ok=True)
     timer = clock.Clock(given.time, given.steps)
     device = torch.device(given.device)
