@@ -115,17 +115,34 @@ class TrainedTalker(nn.Module):
                 found[f"c{book}"] = loss
         return found
 
-    def acoustic(self, hidden: Tensor, codes: Tensor, into: Tensor) -> list[Tensor]:
-        """Teacher-forced losses of books 1.. : hidden [N, H], codes [N, 1 + ACOUSTIC_BOOKS]."""
+    def acoustic(
+        self,
+        hidden: Tensor,
+        codes: Tensor,
+        into: Tensor,
+        *,
+        wrong: float = 0.0,
+        dropped: float = 0.0,
+        smooth: float = 0.0,
+    ) -> list[Tensor]:
+        """Teacher-forced losses of books 1.. : hidden [N, H], codes [N, 1 + ACOUSTIC_BOOKS].
+
+        wrong: share of the books read that are random; dropped: of the values of the predictor's rows; smooth: of the targets.
+        """
         predictor = self.talker.code_predictor
-        rows = [hidden, F.embedding(codes[:, 0], into)]
+        read = codes
+        if wrong:
+            spoilt = torch.rand(codes.shape, device=codes.device) < wrong
+            spoilt[:, 0] = False
+            read = torch.where(spoilt, torch.randint_like(codes, shape.BOOK_ROWS), codes)
+        rows = [hidden, F.embedding(read[:, 0], into)]
         for book in range(shape.ACOUSTIC_BOOKS - 1):
-            rows.append(F.embedding(codes[:, book + 1], predictor.codec_embedding[book].weight))
-        x = predictor.small_to_mtp_projection(torch.stack(rows, 1))
+            rows.append(F.embedding(read[:, book + 1], predictor.codec_embedding[book].weight))
+        x = F.dropout(predictor.small_to_mtp_projection(torch.stack(rows, 1)), dropped)
         n, length, width = x.shape
         positions = torch.arange(length, device=x.device).repeat(n)
         x = predictor.decoder(x.flatten(0, 1), positions, WholeKV(n)).view(n, length, width)
         return [
-            F.cross_entropy(predictor.lm_head[book](x[:, book + 1]).float(), codes[:, book + 1])
+            F.cross_entropy(predictor.lm_head[book](x[:, book + 1]).float(), codes[:, book + 1], label_smoothing=smooth)
             for book in range(shape.ACOUSTIC_BOOKS)
         ]
