@@ -66,6 +66,8 @@ def made(tmp_path_factory):
     run("train_talker", *talker, "--corpus", home / "corpus.npz")
     run("train_talker", *talker, "--corpus", home / "many.npz", "--codes", home / "many_codes.npz", "--resume", home / "talker.pt")  # fmt: skip
     run("train_books", "--corpus", home / "many.npz", "--codes", home / "many_codes.npz", *talker, "--resume", home / "talker.pt")  # fmt: skip
+    run("predict", "--corpus", home / "many.npz", "--codes", home / "many_codes.npz", "--tokenizer", home / "tokenizer.json", "--talker", home / "talker.pt", "--out", home / "predicted.npz")  # fmt: skip
+    run("train_wave", *data, "--sound", raw, "--codec", home / "wave.pt", "--judges", home / "judges.pt", "--codes", home / "many_codes.npz", "--predicted", home / "predicted.npz")  # fmt: skip
     run("export", "--talker", home / "talker.pt", "--wave", home / "wave.pt", "--tokenizer", home / "tokenizer.json", "--out", home / "tts")  # fmt: skip
     return SimpleNamespace(home=home, checkpoint=Checkpoint.find(str(home / "tts")))
 

@@ -26,11 +26,12 @@ def main() -> None:
     parser.add_argument("--codec", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--codes", type=Path, required=True)
+    parser.add_argument("--limit", type=int, help="clips of each folder of sound")
     given = parser.parse_args()
     torch.set_num_threads(1)
     spoken, coded = [], []
     for folder in given.sound:
-        listener = Listener(folder, given.codec, None)
+        listener = Listener(folder, given.codec, None, limit=given.limit)
         spoken.append(listener.clips)
         coded += [listener.codes(clip)[:, 1:].numpy().astype(np.uint8) for clip in range(len(listener.clips))]
     times, sound = joined(*(read(folder)[0] for folder in given.times)), joined(*spoken)

@@ -35,8 +35,8 @@ KINDS = ("sound", "mel", "codec", "talker", "talker-beside")
 class Listener:
     """The clips of a folder, and every kind of sound that can be made of them."""
 
-    def __init__(self, folder: Path, codec: Path, wave: Path | None) -> None:
-        self.clips, sound = corpus.read(folder)
+    def __init__(self, folder: Path, codec: Path, wave: Path | None, *, limit: int | None = None) -> None:
+        self.clips, sound = corpus.read(folder, limit=limit)
         assert sound is not None
         self._sound = torch.from_numpy(sound.astype(np.float32) * (LEVEL / 32768)).clamp_(-1, 1).view(-1, FRAME_SAMPLES)
         kept = clock.load(codec)

@@ -28,17 +28,17 @@ from training.tts.talker_model import TrainedTalker
 def heard_by(
     model: TrainedTalker, rows: Rows, corpus: Corpus, codes: Tensor, numbers: np.ndarray, random: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Hidden rows float16 [n, H] of all frames of the clips, with the true history, and their codes int64 [n, 5]."""
+    """Hidden rows float16 [n, H] of all frames of the clips, with the true history, and the frames' numbers int64 [n]."""
     into, _ = model.tables()
-    hidden, targets = [], []
+    hidden, frames = [], []
     for some in batches_by_length(corpus, numbers, 1_500, random):
         batch = rows.batch(corpus, list(some), random, spoken_from=0, dropout=0.0)
         found = model.hidden(batch, codes, into, None)
         frame = batch.next_frame.flatten()
         at = (frame >= 0).nonzero()[:, 0]
         hidden.append(found[at].half())
-        targets.append(codes[frame[at]])
-    return torch.cat(hidden), torch.cat(targets)
+        frames.append(frame[at])
+    return torch.cat(hidden), torch.cat(frames)
 
 
 def main() -> None:
@@ -71,8 +71,9 @@ def main() -> None:
         for part, state in zip(learned, fresh, strict=True):
             part.load_state_dict(state)
     rows, random = Rows(tokenizer), np.random.default_rng(given.seed)
-    hidden, targets = heard_by(model, rows, corpus, codes, np.flatnonzero(~corpus.held_out), random)
+    hidden, frames = heard_by(model, rows, corpus, codes, np.flatnonzero(~corpus.held_out), random)
     unseen = heard_by(model, rows, corpus, codes, np.flatnonzero(corpus.held_out), random)
+    targets, true = codes[frames], codes[unseen[1]]
     print(f"{len(hidden)} frames to learn from, {len(unseen[0])} held out", flush=True)
     into = model.tables()[0].detach()
     kept = {id(weight) for part in learned for weight in part.parameters() if weight.requires_grad}
@@ -84,7 +85,7 @@ def main() -> None:
 
     @torch.no_grad()
     def held_out() -> list[float]:
-        return [round(float(loss), 3) for loss in model.acoustic(unseen[0].float(), unseen[1], into)]
+        return [round(float(loss), 3) for loss in model.acoustic(unseen[0].float(), true, into)]
 
     print("held out before:", held_out(), flush=True)
     timer, said = clock.Clock(given.time, given.steps), 0.0

@@ -110,6 +110,8 @@ def main() -> None:
     parser.add_argument("--time", type=float, default=300.0)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--batch", type=int, default=48)
+    parser.add_argument("--predicted", type=Path, help="codes of predict.py, for --predicted-share of the crops")
+    parser.add_argument("--predicted-share", type=float, default=0.6)
     parser.add_argument("--frames", type=int, default=84)
     parser.add_argument("--judged", type=float, default=0.4)
     parser.add_argument("--peak", type=float, default=1e-3)
@@ -128,6 +130,9 @@ def main() -> None:
     sound = load_sound(given.opus, given.sound, frames).to(device)
     book0 = torch.from_numpy(corpus.codes.astype(np.int64)).to(device)
     acoustic = torch.from_numpy(np.load(given.codes)["codes"].astype(np.int64)).to(device)
+    predicted = (
+        torch.from_numpy(np.load(given.predicted)["codes"].astype(np.int64)).to(device) if given.predicted else None
+    )
     held = np.repeat(corpus.held_out, np.diff(corpus.starts))
     clean = np.convolve(held, np.ones(given.frames), "valid") == 0
     anywhere = torch.from_numpy(np.flatnonzero(clean)).to(device)
@@ -161,6 +166,9 @@ def main() -> None:
         at = pool[torch.randint(0, len(pool), (given.batch,), device=device)][:, None] + crop
         refresh(model.decoder)
         codes = acoustic[at]
+        if predicted is not None:
+            guessed = torch.rand(given.batch, 1, 1, device=device) < given.predicted_share
+            codes = torch.where(guessed, predicted[at], codes)
         books = torch.where(torch.rand(given.batch, device=device) < 0.9, 4, 2)
         features = model.front(model.embed(book0[at], model.rows_of(codes, books)))
         first = 0 if at_begin else int(host.integers(2, given.frames - _LEAD - _SLICE + 1))
