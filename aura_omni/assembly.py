@@ -109,7 +109,7 @@ def assemble(config: Config) -> Stages:
         log.info("%s: %s read in %.1f s", name, sites[name].checkpoint.name, time.monotonic() - start)
         return stage
 
-    hear = loaded("asr", lambda site: AsrStage.load(site.checkpoint, device=site.device, dtype=site.dtype))
+    hear = loaded("asr", _load_asr)
     think = loaded("aura", _load_aura)
     speak = loaded("talker", _load_talker)
     codec = loaded("code2wav", lambda site: vocoder.load(site.checkpoint, device=site.device, dtype=site.dtype))
@@ -238,12 +238,16 @@ def _runner(model: StageModel, site: _Site, pages: int) -> ArRunner:
     )
 
 
+def _load_asr(site: _Site) -> AsrStage:
+    return AsrStage.load(site.checkpoint, device=site.device, dtype=site.dtype, max_model_len=site.max_model_len)
+
+
 def _load_aura(site: _Site) -> AuraStage:
     return AuraStage.load(site.checkpoint, device=site.device, dtype=site.dtype, max_model_len=site.max_model_len)
 
 
 def _load_talker(site: _Site) -> TalkerStage:
-    stage = TalkerStage.load(site.checkpoint, device=site.device, dtype=site.dtype)
+    stage = TalkerStage.load(site.checkpoint, device=site.device, dtype=site.dtype, max_model_len=site.max_model_len)
     if _graphs(site.device, site.config):
         stage.capture(site.config.max_num_seqs)
     return stage

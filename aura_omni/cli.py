@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from aura_omni import __version__
 from aura_omni.config import Options, load, to_yaml
 from aura_omni.config.config import DEFAULT_HOST, DEFAULT_PORT, Config, Platform
-from aura_omni.config.deploy_file import nearest, packaged_names
-from aura_omni.errors import AuraError
+from aura_omni.config.deploy_file import packaged_names
+from aura_omni.errors import AuraError, ConfigError, meant
 
 if TYPE_CHECKING:
     from aura_omni.pipeline import Pipeline
@@ -177,7 +177,7 @@ def _unknown(arguments: Sequence[str], known: Sequence[str]) -> str:
         return f"unexpected arguments: {' '.join(arguments)}"
     if flag in NOT_SERVED:
         return f"{flag} is not an option of this server: {NOT_SERVED[flag]}"
-    return f"{flag} is not known; {nearest(flag, known)}"
+    return f"{flag} is not known; {meant(flag, known)}"
 
 
 # ---------------------------------------------------------------- commands
@@ -217,7 +217,8 @@ def _serve(arguments: argparse.Namespace) -> int:
         host=config.host,
         port=config.port,
         api_keys=config.api_keys,
-        media=MediaPolicy(config.media.allowed_local_path, config.media.allowed_domains),
+        max_body_bytes=config.media.max_body_bytes,
+        media=MediaPolicy(**{item.name: getattr(config.media, item.name) for item in fields(MediaPolicy)}),
         media_limits=config.media.limits,
     )
     run(served, load_pipeline)
@@ -232,10 +233,17 @@ def _doctor() -> int:
 
 
 def _tiny(arguments: argparse.Namespace) -> int:
-    from aura_omni.nano.random_family import write_family
+    out_dir: Path = arguments.out_dir
+    try:
+        out_dir.mkdir(parents=True, exist_ok=True)
+        if any(out_dir.iterdir()):
+            raise ConfigError(f"{out_dir} is not empty; name a new or an empty folder")
+        from aura_omni.nano.random_family import write_family
 
-    write_family(arguments.out_dir)
-    print(arguments.out_dir)
+        write_family(out_dir)
+    except OSError as error:
+        raise ConfigError(f"cannot write to {out_dir}: {error.strerror or error}; name another folder") from error
+    print(out_dir)
     return 0
 
 

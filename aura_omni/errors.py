@@ -26,6 +26,11 @@ A message names the value, the limit and the way out. `param` names the part of 
 
 from __future__ import annotations
 
+import difflib
+import reprlib
+from collections.abc import Iterable
+from typing import Any
+
 
 class AuraError(Exception):
     """Base of all errors that reach a user."""
@@ -110,3 +115,37 @@ class EngineError(AuraError):
 
 class CodeOutOfRange(EngineError):
     code = "code_out_of_range"
+
+
+# ---------------------------------------------------------------- words of messages
+
+
+def shown(value: Any) -> str:
+    """repr of a value for a message, at most 80 characters: what was given may be megabytes, the limit must stay visible."""
+    text = _SHORT.repr(value)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 20]}...{text[-17:]}"
+
+
+class _Short(reprlib.Repr):
+    def repr_int(self, x: int, level: int) -> str:
+        return (
+            repr(x) if x.bit_length() < 256 else f"<a number of {x.bit_length():,} bits>"
+        )  # repr refuses 4,301 digits
+
+
+_SHOWN = 80
+_SHORT = _Short()
+_SHORT.maxstring = _SHORT.maxother = _SHOWN
+
+
+def nearest(name: object, known: Iterable[object]) -> str | None:
+    """The known name that was probably meant."""
+    close = difflib.get_close_matches(str(name)[:60], [str(item) for item in known], n=1)
+    return close[0] if close else None
+
+
+def meant(name: object, known: Iterable[object]) -> str:
+    """The end of a message about an unknown name: the one that was probably meant, or all of them."""
+    names = sorted({str(item) for item in known})
+    close = nearest(name, names)
+    return f"did you mean {close}?" if close else f"known: {', '.join(names)}"

@@ -6,13 +6,13 @@ Events are deltas unless they say "whole". A Turn sends any number of events and
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from aura_omni.errors import AuraError, BadRequest
+from aura_omni.errors import AuraError, BadRequest, shown
 
 SPEECH_RATE = 16_000  # Hz, what ASR hears
 VOICE_RATE = 24_000  # Hz, what Code2Wav speaks
@@ -28,6 +28,17 @@ VoiceTask = Literal["Base", "CustomVoice", "VoiceDesign"]
 
 
 # ---------------------------------------------------------------- what goes in
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaLimits:
+    """How large the media of a request may be, each by itself."""
+
+    max_bytes: int = 100 * 2**20  # one medium as sent
+    timeout_s: float = 20.0  # one fetch, redirects included
+    max_audio_s: float = 1_200.0
+    max_video_frames: int = 128  # after sampling
+    max_pixels: int = 50_000_000  # one picture or video frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +95,9 @@ class Voice:
     ref_text: str | None = None
     x_vector_only: bool = False
     pass_token_ids: bool = False  # hand AURA's token ids to the Talker instead of its text
-    non_streaming: bool | None = None  # None: True for CustomVoice and VoiceDesign, False for Base
+    # Whether the Talker gets the whole text before its first frame. None: no where AURA writes the text, which is then read
+    # while it is written (unless its ids are passed); else as the checkpoint's package does it (Base no, the others yes).
+    non_streaming: bool | None = None
     max_frames: int | None = None
 
 
@@ -126,6 +139,12 @@ _LIMITS: dict[str, tuple[Any, float, float]] = {
 }
 
 
+_TOKEN_IDS = 2**31  # ids are below this, whatever the vocabulary
+_MOST_STOPS, _LONGEST_STOP = 16, 256  # texts, characters: every new token is compared with all of them
+_MOST_STOP_TOKENS = 256
+_MOST_BIASES = 1_024
+
+
 def checked_sampling(changes: Mapping[str, Any]) -> dict[str, Any]:
     """Validate sampling fields by name, type and range; None means "not given" and is left out."""
     clean: dict[str, Any] = {}
@@ -135,36 +154,64 @@ def checked_sampling(changes: Mapping[str, Any]) -> dict[str, Any]:
         if name in _LIMITS:
             kind, low, high = _LIMITS[name]
             if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:
-                raise BadRequest(f"{name} is {value!r}; it must be a number from {low:g} to {high:g}", param=name)
+                raise BadRequest(f"{name} is {shown(value)}; it must be a number from {low:g} to {high:g}", param=name)
             clean[name] = value
         elif name == "stop":
-            texts = value if isinstance(value, list | tuple) else (value,)
-            if not all(isinstance(text, str) and text for text in texts):
-                raise BadRequest(f"stop is {value!r}; it must be a non-empty string or a list of them", param=name)
-            clean[name] = tuple(texts)
+            clean[name] = _checked_stop(value)
         elif name == "stop_token_ids":
-            if not isinstance(value, list | tuple) or not all(type(token) is int and token >= 0 for token in value):
-                raise BadRequest(f"stop_token_ids is {value!r}; it must be a list of token ids", param=name)
-            clean[name] = tuple(value)
+            clean[name] = _checked_stop_tokens(value)
         elif name == "logit_bias":
             clean[name] = _checked_bias(value)
         elif name == "ignore_eos":
             if not isinstance(value, bool):
-                raise BadRequest(f"ignore_eos is {value!r}; it must be true or false", param=name)
+                raise BadRequest(f"ignore_eos is {shown(value)}; it must be true or false", param=name)
             clean[name] = value
         else:
-            raise BadRequest(f"{name} is not a sampling field of this server", param=name)
+            raise BadRequest(f"{shown(name)} is not a sampling field of this server", param=name[:60])
     return clean
 
 
+def _checked_stop(value: Any) -> tuple[str, ...]:
+    texts = value if isinstance(value, list | tuple) else (value,)
+    if len(texts) > _MOST_STOPS:
+        raise BadRequest(f"stop has {len(texts):,} strings; at most {_MOST_STOPS}", param="stop")
+    if not all(isinstance(text, str) and text for text in texts):
+        raise BadRequest(f"stop is {shown(value)}; it must be a non-empty string or a list of them", param="stop")
+    longest = max(map(len, texts), default=0)
+    if longest > _LONGEST_STOP:
+        raise BadRequest(f"a stop string has {longest:,} characters; at most {_LONGEST_STOP}", param="stop")
+    return tuple(texts)
+
+
+def _checked_stop_tokens(value: Any) -> tuple[int, ...]:
+    name = "stop_token_ids"
+    if isinstance(value, list | tuple) and len(value) > _MOST_STOP_TOKENS:
+        raise BadRequest(f"{name} has {len(value):,} ids; at most {_MOST_STOP_TOKENS}", param=name)
+    if not isinstance(value, list | tuple) or not all(type(token) is int for token in value):
+        raise BadRequest(f"{name} is {shown(value)}; it must be a list of token ids", param=name)
+    _check_token_ids(value, name)
+    return tuple(value)
+
+
 def _checked_bias(value: Any) -> dict[int, float]:
+    name = "logit_bias"
+    if isinstance(value, Mapping) and len(value) > _MOST_BIASES:
+        raise BadRequest(f"{name} has {len(value):,} entries; at most {_MOST_BIASES:,}", param=name)
     try:
         bias = {int(token): float(weight) for token, weight in value.items()}
-    except (AttributeError, TypeError, ValueError):
-        raise BadRequest(f"logit_bias is {value!r}; it must map token ids to numbers", param="logit_bias") from None
-    if not all(-100 <= weight <= 100 for weight in bias.values()):
-        raise BadRequest("logit_bias weights must be from -100 to 100", param="logit_bias")
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        raise BadRequest(f"{name} is {shown(value)}; it must map token ids to numbers", param=name) from None
+    _check_token_ids(bias, name)
+    for token, weight in bias.items():
+        if not -100 <= weight <= 100:
+            raise BadRequest(f"{name} of token {token} is {weight:g}; weights must be from -100 to 100", param=name)
     return bias
+
+
+def _check_token_ids(tokens: Iterable[int], name: str) -> None:
+    for token in tokens:
+        if not 0 <= token < _TOKEN_IDS:
+            raise BadRequest(f"{name} has the token id {shown(token)}; ids are from 0 to {_TOKEN_IDS - 1}", param=name)
 
 
 StageName = Literal["asr", "aura", "talker", "code2wav"]
@@ -190,10 +237,11 @@ class TurnRequest:
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """What was heard in one Audio part. Whole. Empty text: no speech."""
+    """What was heard in one Audio part. Whole. Empty text: no speech. complete False: the token budget cut it."""
 
     text: str
     language: str | None = None
+    complete: bool = True
 
 
 @dataclass(frozen=True, slots=True)

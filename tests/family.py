@@ -33,7 +33,9 @@ def family() -> Path:
 
 def config(tts: str = "tts_custom_voice", *, pipeline: str = "nano.yaml", **stages: Mapping[str, Any]) -> Config:
     """nano.yaml over the family; stages: fields of single stages by name, as in `config(talker={"max_num_seqs": 2})`."""
-    names = ("asr", "aura", "talker", "code2wav") if pipeline == "nano.yaml" else ("talker", "code2wav")
+    names = {"qwen3_tts.yaml": ("talker", "code2wav"), "qwen3_asr.yaml": ("asr",)}.get(
+        pipeline, ("asr", "aura", "talker", "code2wav")
+    )
     folders = {"asr": "asr", "aura": "aura", "talker": tts, "code2wav": tts}
     overrides = {
         str(number): {"model": str(family() / folders[name]), **stages.get(name, {})}

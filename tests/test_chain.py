@@ -207,7 +207,9 @@ def references(family: Path) -> References:
 
 @pytest.fixture(scope="module")
 def one_round(references: References, clip: Video) -> tuple[TurnRequest, Theirs]:
-    request = TurnRequest((Message("user", (recording(), clip)),), voice=Voice(speaker="Ryan", language="English"))
+    request = TurnRequest(
+        (Message("user", (recording(), clip)),), voice=Voice(speaker="Ryan", language="English", non_streaming=True)
+    )
     line = Line("user", "", clip.frames, clip.times_s)
     return request, references.answer([line], speaker="Ryan", language="English")
 

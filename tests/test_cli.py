@@ -114,6 +114,23 @@ def test_tiny_hands_the_folder_to_its_writer(monkeypatch, tmp_path, capsys):
     assert capsys.readouterr().out == f"{tmp_path / 'family'}\n"
 
 
+def test_tiny_refuses_a_folder_that_is_not_empty_and_writes_nothing(tmp_path, capsys):
+    (tmp_path / "precious").write_text("x")
+    assert cli.main(["tiny", str(tmp_path)]) == 1
+    error = capsys.readouterr().err
+    assert error == f"aura-omni: ConfigError: {tmp_path} is not empty; name a new or an empty folder\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["precious"]
+
+
+@pytest.mark.parametrize("name", ["file", "file/below", "/proc/nowhere/family"])
+def test_tiny_says_in_one_line_where_it_cannot_write(name, tmp_path, capsys):
+    (tmp_path / "file").write_text("x")
+    assert cli.main(["tiny", str(tmp_path / name)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"aura-omni: ConfigError: cannot write to {tmp_path / name}: ")
+    assert error.count("\n") == 1
+
+
 def test_doctor_says_what_is_here(capsys):
     assert cli.main(["doctor"]) == 0
     out = capsys.readouterr().out

@@ -23,8 +23,9 @@ BELOW = {
     "engine": {"models", "errors", "flow"},
     "stages": {"engine", "models"} | LEAVES,
     "nano": {"stages", "engine", "models"} | LEAVES,
-    "assembly": {"nano", "stages", "engine", "models"} | LEAVES,  # loads what pipeline.py joins
-    "pipeline": {"assembly", "stages", "engine"} | LEAVES,
+    "assembly": {"nano", "stages", "engine", "models"} | LEAVES,  # loads what pipeline.py serves
+    "turn": {"assembly", "stages", "engine"} | LEAVES,
+    "pipeline": {"turn", "assembly", "stages", "engine"} | LEAVES,
     "realtime": {"pipeline"} | LEAVES,
     "server": {"pipeline", "realtime"} | LEAVES,
     "doctor": LEAVES,

@@ -1,13 +1,15 @@
 """Turns through all stages, on tiny random models. What the words are does not matter here; that they are the same does."""
 
 import dataclasses
+import itertools
 import threading
 import time
 
 import numpy as np
 import pytest
+import torch
 
-from aura_omni.errors import BadMedia, BadRequest, BadVoice, EngineError, PromptTooLong, Unavailable
+from aura_omni.errors import BadMedia, BadRequest, BadVoice, ConfigError, EngineError, PromptTooLong, Unavailable
 from aura_omni.flow import (
     FRAME_SAMPLES,
     SILENT_TEXT,
@@ -17,6 +19,7 @@ from aura_omni.flow import (
     Message,
     Text,
     TextDelta,
+    Transcript,
     TurnRequest,
     Video,
     Voice,
@@ -57,9 +60,95 @@ def test_a_turn_hears_answers_and_speaks(pipeline):
 
 
 def test_events_come_in_order_and_end_once(pipeline):
-    kinds = [type(event).__name__ for event in ask(pipeline, spoken()).events]
-    assert kinds == sorted(kinds, key=["Transcript", "TextDelta", "AudioChunk", "Ended"].index)
-    assert kinds.count("Ended") == 1
+    for voice in (Voice(), Voice(non_streaming=True)):
+        kinds = [type(event).__name__ for event in ask(pipeline, spoken(voice=voice)).events]
+        assert kinds.index("TextDelta") < kinds.index("AudioChunk")
+        assert kinds[0] == "Transcript"
+        assert kinds[-1] == "Ended"
+        assert kinds.count("Ended") == 1
+        if voice.non_streaming:  # the whole text comes before any sound
+            assert kinds == sorted(kinds, key=["Transcript", "TextDelta", "AudioChunk", "Ended"].index)
+
+
+# ---------------------------------------------------------------- the Talker while AURA is still writing
+
+LONG = {"aura": {"max_tokens": 60}, "talker": {"max_tokens": 40, "min_tokens": 40}}
+
+
+def one_talker_prompt(pipeline, monkeypatch) -> list[int]:
+    """Counts the prompts that the Talker is asked for."""
+    talker = type(pipeline.parts.speech.talker)
+    prompts = []
+    original = talker.prompt
+
+    def counted(self, *arguments):
+        prompts.append(1)
+        return original(self, *arguments)
+
+    monkeypatch.setattr(talker, "prompt", counted)
+    return prompts
+
+
+def test_speech_starts_before_the_text_has_ended(pipeline, monkeypatch):
+    prompts = one_talker_prompt(pipeline, monkeypatch)
+    kinds = [type(event).__name__ for event in ask(pipeline, spoken(sampling=LONG)).events]
+    last_text = len(kinds) - 1 - kinds[::-1].index("TextDelta")
+    assert kinds.index("AudioChunk") < last_text
+    assert len(prompts) == 1
+
+
+@pytest.mark.parametrize("pace", [1, 2, 7], ids=lambda pace: f"aura every {pace}")
+def test_text_read_as_it_is_written_sounds_like_text_that_was_there(pipeline, pace, monkeypatch):
+    runner = pipeline.parts.ar_runners["aura"]
+    passes = itertools.count()
+    step = runner.step
+    # A slow AURA: the Talker runs out of text and has to wait for it.
+    monkeypatch.setattr(runner, "step", lambda: step() if next(passes) % pace == 0 else runner.busy)
+    written = ask(pipeline, spoken(sampling=LONG))
+    np.testing.assert_allclose(written.samples, spoken_whole(pipeline, written.text), atol=5e-5)
+
+
+def spoken_whole(pipeline, text: str) -> np.ndarray:
+    """The Talker and Code2Wav on all of a text at once, in streaming order, without a Turn."""
+    speech = pipeline.parts.speech
+    speaking = dataclasses.replace(speech.talker.voices.resolve(Voice()), non_streaming=False)
+    sampling = pipeline._plan(spoken(sampling=LONG)).sampling["talker"]
+    frames, done = [], threading.Event()
+
+    def start():
+        prompt = speech.talker.prompt(speaking, speech.talker.writer.body(text))
+        sequence = speech.talker.sequence(
+            prompt, sampling, predictor=speech.predictor, on_output=frames.append, on_end=lambda *_: done.set()
+        )
+        pipeline.parts.ar_runners["talker"].add(sequence)
+
+    pipeline.engine.call(start)
+    assert done.wait(30)
+    codes = torch.from_numpy(np.stack(frames))[None]
+    return speech.vocoder.decoder.whole(codes)[0].numpy()
+
+
+def test_a_talker_that_ends_early_does_not_cut_the_text(pipeline):
+    turn = ask(pipeline, spoken(sampling={"aura": {"max_tokens": 60}, "talker": {"max_tokens": 3}}))
+    assert turn.end.usage.text_tokens == 60
+    assert turn.end.usage.audio_frames <= 3
+    assert turn.end.reason == "length"
+
+
+def test_cancelling_while_both_run_frees_both(pipeline):
+    listener = Listener()
+    turns = []
+
+    def sink(event):
+        listener(event)
+        if isinstance(event, AudioChunk):
+            turns[0].cancel()
+
+    sampling = {"aura": {"max_tokens": 3000, "min_tokens": 3000}, "talker": {"max_tokens": 500, "min_tokens": 500}}
+    turns.append(pipeline.submit(spoken(sampling=sampling), sink))
+    assert listener.wait().end.reason == "cancelled"
+    pipeline.engine.check_integrity()
+    assert all(runner.counters.pages_used == 0 for runner in pipeline.parts.ar_runners.values())
 
 
 def test_a_silent_turn_builds_nothing_for_the_talker(pipeline, monkeypatch):
@@ -79,9 +168,34 @@ def test_a_silent_turn_builds_nothing_for_the_talker(pipeline, monkeypatch):
 def test_an_empty_or_punctuation_answer_is_silent(pipeline, filler):
     tokenizer = pipeline.parts.aura.tokenizer
     token = tokenizer.find(filler) or tokenizer.encode(filler)[0]
-    turn = ask(pipeline, spoken(sampling={"aura": {"logit_bias": {token: 100.0}, "max_tokens": 5}}))
+    # The penalty makes the end of the message win after a few of them.
+    bias = {tokenizer.id("<|im_end|>"): 80.0, token: 100.0}
+    drawn = {"logit_bias": bias, "presence_penalty": 2.0, "frequency_penalty": 2.0, "max_tokens": 60}
+    turn = ask(pipeline, spoken(sampling={"aura": drawn}))
     assert turn.end.reason == "silent"
+    assert turn.end.usage.text_tokens < 60
     assert not any(isinstance(event, TextDelta | AudioChunk) for event in turn.events)
+
+
+def cut_answers(tokenizer) -> dict[str, tuple[dict, str]]:
+    dot, think = tokenizer.encode(".")[0], tokenizer.id("<think>")
+    return {
+        "stop string at once": ({"logit_bias": {dot: 100.0}, "stop": ["."], "max_tokens": 9}, "stop"),
+        "stop token at once": ({"logit_bias": {dot: 100.0}, "stop_token_ids": [dot], "max_tokens": 9}, "stop"),
+        "budget in punctuation": ({"logit_bias": {dot: 100.0}, "max_tokens": 3}, "length"),
+        "budget in a think block": ({"logit_bias": {think: 100.0}, "max_tokens": 3}, "length"),
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["stop string at once", "stop token at once", "budget in punctuation", "budget in a think block"]
+)
+def test_an_answer_that_was_cut_before_it_showed_anything_is_not_silent(pipeline, name):
+    drawn, reason = cut_answers(pipeline.parts.aura.tokenizer)[name]
+    turn = ask(pipeline, spoken(sampling={"aura": drawn}))
+    assert turn.end.reason == reason
+    assert turn.text == ""
+    assert not len(turn.samples)
 
 
 def test_text_only_runs_no_talker(pipeline):
@@ -228,6 +342,16 @@ def test_a_frame_budget_is_kept_and_reported(pipeline):
         (spoken(voice=Voice(task="Base", ref_audio=recording(), ref_text="it was")), BadVoice, "speaker encoder"),
         (spoken(voice=Voice(language="klingon")), BadVoice, "klingon"),
         (spoken(Text("long " * 20_000)), PromptTooLong, "8,191"),
+        (spoken(Text("x" * 3_000_000)), PromptTooLong, "at least .* tokens"),
+        (spoken(voice=Voice(instruct="a " * 1_500)), PromptTooLong, "1,023"),
+        (spoken(voice=Voice(instruct="calm " * 500_000)), PromptTooLong, "at least .* tokens"),
+        (spoken(system_prompt="x" * 3_000_000), PromptTooLong, "at least .* tokens"),
+        (spoken(sampling={"aura": {"stop_token_ids": [*range(600)], "min_tokens": 5}}), BadRequest, "stop_token_ids"),
+        (spoken(sampling={"talker": {"stop_token_ids": [*range(3000)]}}), BadRequest, "stop_token_ids"),
+        (spoken(sampling={"talker": {"stop_token_ids": [*range(2048)]}}), BadRequest, "stop_token_ids"),
+        (spoken(sampling={"asr": {"stop_token_ids": [*range(600)], "min_tokens": 1}}), BadRequest, "stop_token_ids"),
+        (spoken(sampling={"talker": {"stop": ["."]}}), BadRequest, "stop is given to the Talker"),
+        (spoken(sampling={"aura": {"logit_bias": {10**6: 1.0}}}), BadRequest, "logit_bias names token 1000000"),
         (spoken(Video(np.zeros((1, 10, 4000, 3), np.uint8), (0.0,), 2.0, b"thin")), BadMedia, "aspect ratio"),
         (TurnRequest((Message("assistant", (Text("hello"),)),)), BadRequest, "last message"),
         (TurnRequest(()), BadRequest, "last message"),
@@ -361,5 +485,185 @@ def test_speech_alone_speaks_the_last_message():
         turn = ask(pipeline, TurnRequest((Message("user", (Text("Hello world"),)),), voice=Voice(max_frames=4)))
         assert turn.text == "Hello world"
         assert len(turn.samples) == 4 * FRAME_SAMPLES
+        assert turn.end.usage.prompt_text_tokens == len(pipeline.parts.speech.talker.writer.body("Hello world"))
         with pytest.raises(BadRequest, match="does not listen"):
             pipeline.submit(spoken(recording()), Listener())
+        said = Message("user", (Text("Hello"),))
+        for wrong, words in [
+            (TurnRequest((said,), voice=Voice(pass_token_ids=True)), "pass_token_ids"),
+            (TurnRequest((said,), system_prompt="Be brief."), "system prompt"),
+            (TurnRequest((Message("system", (Text("Be brief."),)), said)), "system message"),
+            (TurnRequest((said, Message("assistant", (Text("Hello?"),)), said)), "user message"),
+            (TurnRequest((said,), sampling={"talker": {"stop": ["."]}}), "stop"),
+            (TurnRequest((Message("user", (Text("x " * 3_000_000),)),)), "at least .* tokens"),
+            (TurnRequest((Message("user", (Text("so " * 6_000),)),)), "4,095"),
+        ]:
+            with pytest.raises(BadRequest, match=words):
+                pipeline.submit(wrong, Listener())
+
+
+# ---------------------------------------------------------------- many and long recordings
+
+
+def slices(count: int) -> list[Audio]:
+    """Short clips of the recording, every one different."""
+    samples, rate = recording().samples, recording().rate
+    first, length = 2 * rate, rate // 2
+    return [
+        Audio(samples[start : start + length], rate, f"slice {start}".encode())
+        for start in range(first, first + count * 500, 500)
+    ]
+
+
+def test_one_request_with_many_recordings_never_fills_the_server(pipeline):
+    turn = ask(pipeline, spoken(*slices(80), speak=False, sampling=WORDS | {"asr": {"max_tokens": 3}}))
+    assert turn.end.error is None
+    assert len(turn.heard) == 80
+
+
+def test_two_requests_with_many_recordings_share_the_server(pipeline):
+    request = spoken(*slices(70), speak=False, sampling=WORDS | {"asr": {"max_tokens": 3}})
+    listeners = [Listener(), Listener()]
+    for listener in listeners:
+        pipeline.submit(request, listener)
+    one, other = (listener.wait(120) for listener in listeners)
+    assert one.end.error is other.end.error is None
+    assert one.heard == other.heard
+
+
+def test_a_transcript_that_its_budget_cut_says_so(pipeline, caplog):
+    turn = ask(pipeline, spoken(speak=False, sampling=WORDS | {"asr": {"max_tokens": 3}}))
+    (heard,) = [event for event in turn.events if isinstance(event, Transcript)]
+    assert not heard.complete
+    assert "max_tokens 3 of ASR cut a transcript" in caplog.text
+
+
+@pytest.fixture(scope="module")
+def hearing():
+    short = {"max_num_seqs": 2, "max_model_len": 160, "max_num_batched_tokens": 160}
+    with running(config(pipeline="qwen3_asr.yaml", asr=short)) as pipeline:
+        yield pipeline
+
+
+def heard_by(pipeline, *parts, **fields) -> Listener:
+    return ask(pipeline, TurnRequest((Message("user", parts),), **fields))
+
+
+def test_a_clip_longer_than_asr_holds_is_heard_in_parts(hearing):
+    assert recording().duration_s > hearing.parts.asr.longest_part_s()
+    turn = heard_by(hearing, recording())
+    assert turn.end.error is None
+    assert turn.end.usage.prompt_audio_tokens >= 108
+    parts = hearing.parts.asr.parts(recording())
+    assert len(parts) > 1
+    assert sum(len(part.samples) for part in parts) == len(recording().samples)
+
+
+def test_the_budget_of_a_transcript_grows_with_its_clip():
+    with running(config(pipeline="qwen3_asr.yaml", asr={"max_num_seqs": 1})) as pipeline:
+        turn = heard_by(pipeline, recording())
+        if turn.end.reason == "length":  # random weights seldom end
+            assert turn.end.usage.text_tokens == 16 + int(12 * recording().duration_s)
+
+
+def test_the_answer_of_asr_alone_is_counted_and_cut_like_any_other(hearing):
+    words = dict.fromkeys(hearing.parts.asr.tokenizer.encode("what is the shape of a red circle"), 100.0)
+    drawn = {"max_tokens": 12, "logit_bias": words, "presence_penalty": 2.0, "frequency_penalty": 2.0}
+
+    def said(**more) -> Listener:
+        return heard_by(hearing, slices(1)[0], voice=Voice(language="en"), sampling={"asr": drawn | more})
+
+    turn = said()
+    assert len(turn.text) > 10
+    assert turn.end.reason == "length"
+    assert turn.end.usage.text_tokens == 12
+    assert turn.end.usage.prompt_text_tokens > 0
+    stop = turn.text[4:6]
+    stopped = said(stop=[stop])
+    assert stopped.text == turn.text[: turn.text.index(stop)].rstrip()
+    assert stopped.heard == [stopped.text]
+    assert stopped.end.reason == "stop"
+    cut = said(stop=[turn.text[0]])
+    assert (cut.text, cut.end.reason) == ("", "stop")
+
+
+def test_text_beside_the_sound_is_context_and_is_not_answered(hearing):
+    clip_, words = slices(1)[0], "names: Ada, Grace"
+    plain = heard_by(hearing, clip_)
+    told = heard_by(hearing, clip_, Text(words))
+    assert words not in told.text
+    more = told.end.usage.prompt_text_tokens - plain.end.usage.prompt_text_tokens
+    asr = hearing.parts.asr
+    assert more == len(asr.tokenizer.encode("system\n" + words)) - len(asr.tokenizer.encode("system\n"))
+
+
+def test_a_language_is_forced_on_asr(hearing):
+    turn = heard_by(hearing, slices(1)[0], voice=Voice(language="de"))
+    (heard,) = [event for event in turn.events if isinstance(event, Transcript)]
+    assert heard.language == "German"
+
+
+@pytest.mark.parametrize(
+    ("messages", "fields", "words"),
+    [
+        (["sound"], {"voice": Voice(language="klingon")}, "klingon"),
+        (["sound"], {"voice": Voice(speaker="ryan")}, "speaker"),
+        (["sound"], {"voice": Voice(max_frames=4)}, "max_frames"),
+        (["sound"], {"voice": Voice(pass_token_ids=True)}, "pass_token_ids"),
+        (["sound"], {"system_prompt": "Be brief."}, "system prompt"),
+        (["text"], {}, "needs an audio part"),
+        (["sound", "text"], {}, "needs an audio part"),
+        (["sound", "sound"], {}, "before the last one"),
+        (["much"], {}, "context leaves"),
+        (["endless"], {}, "at least .* tokens"),
+    ],
+)
+def test_asr_alone_refuses_by_name_what_does_nothing(hearing, messages, fields, words):
+    sound = slices(1)[0]
+    parts = {
+        "sound": (sound,),
+        "text": (Text("hello"),),
+        "much": (sound, Text("word " * 200)),
+        "endless": (sound, Text("word " * 10**6)),
+    }
+    request = TurnRequest(tuple(Message("user", parts[name]) for name in messages), **fields)
+    with pytest.raises(BadRequest, match=words):
+        hearing.submit(request, Listener())
+
+
+# ---------------------------------------------------------------- the ids that are spoken
+
+
+@pytest.mark.parametrize("stop", [True, False])
+def test_what_is_spoken_by_ids_is_what_is_shown(pipeline, monkeypatch, stop):
+    whole = ask(pipeline, spoken(speak=False, sampling={"aura": {"max_tokens": 30}})).text
+    bodies = []
+    prompt = type(pipeline.parts.speech.talker).prompt
+    monkeypatch.setattr(
+        type(pipeline.parts.speech.talker),
+        "prompt",
+        lambda self, speaking, body, reference=None: bodies.append(body) or prompt(self, speaking, body, reference),
+    )
+    drawn = {"max_tokens": 30, **({"stop": [whole[6:9]]} if stop else {})}
+    turn = ask(pipeline, spoken(voice=Voice(pass_token_ids=True, max_frames=2), sampling={"aura": drawn}))
+    assert turn.text
+    assert [pipeline.parts.aura.tokenizer.decode(body).strip() for body in bodies] == [turn.text.strip()]
+
+
+# ---------------------------------------------------------------- refusals at start
+
+
+@pytest.mark.parametrize(
+    ("stage", "given", "words"),
+    [
+        ("aura", {"default_sampling_params": {"logit_bias": {"100000": 1.0}}}, r"stage 1 \(aura\).*logit_bias"),
+        ("talker", {"default_sampling_params": {"stop": ["."]}}, r"stage 2 \(talker\).*stop"),
+        ("talker", {"default_sampling_params": {"stop_token_ids": list(range(3000))}}, r"stop_token_ids"),
+        ("aura", {"max_model_len": 40}, r"stage 1 \(aura\): max_model_len is too small"),
+        ("asr", {"max_model_len": 40}, r"stage 0 \(asr\): max_model_len is too small"),
+        ("talker", {"max_model_len": 6}, r"stage 2 \(talker\): max_model_len is too small"),
+    ],
+)
+def test_what_would_refuse_every_request_is_refused_at_start(stage, given, words):
+    with pytest.raises(ConfigError, match=words):
+        Pipeline.load(config(**{stage: given}))

@@ -230,7 +230,7 @@ def voice(**keys) -> dict:
         ("hello", voice(tts_task_type="Base"), "Base", "additional_information.tts_task_type"),
         ("hello", voice(tts_task_type="Singing"), "Singing", "additional_information.tts_task_type"),
         ("hello", voice(tts_volume=3), "tts_volume", "additional_information.tts_volume"),
-        ("hello " * 20_000, {}, "tokens", None),
+        ("hello " * 20_000, {}, "tokens", "messages"),
         ("hello", {"temperature": -1}, "temperature", "temperature"),
         ("hello", {"n": 2}, "n is not", "n"),
         (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from aura_omni.config.deploy_file import mapping, nearest
-from aura_omni.errors import BadRequest, ConfigError
+from aura_omni.config.deploy_file import mapping
+from aura_omni.errors import BadRequest, ConfigError, meant, shown
 from aura_omni.flow import checked_sampling
 
 Check = Callable[[Any, str], Any]
@@ -15,21 +15,30 @@ Check = Callable[[Any, str], Any]
 def whole(low: int, high: int = 2**31 - 1) -> Check:
     def check(value: Any, where: str) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise ConfigError(f"{where} is {value!r}; it must be a whole number from {low} to {high}")
+            raise ConfigError(f"{where} is {shown(value)}; it must be a whole number from {low} to {high}")
         return value
+
+    return check
+
+
+def number(low: float, high: float) -> Check:
+    def check(value: Any, where: str) -> float:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
+            raise ConfigError(f"{where} is {shown(value)}; it must be a number from {low:g} to {high:g}")
+        return float(value)
 
     return check
 
 
 def boolean(value: Any, where: str) -> bool:
     if not isinstance(value, bool):
-        raise ConfigError(f"{where} is {value!r}; it must be true or false")
+        raise ConfigError(f"{where} is {shown(value)}; it must be true or false")
     return value
 
 
 def text(value: Any, where: str) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise ConfigError(f"{where} is {value!r}; it must be a non-empty text")
+        raise ConfigError(f"{where} is {shown(value)}; it must be a non-empty text")
     return value
 
 
@@ -37,14 +46,14 @@ def texts(value: Any, where: str) -> tuple[str, ...]:
     """One text, or a list of them."""
     items = [value] if isinstance(value, str) else value
     if not isinstance(items, list) or not items:
-        raise ConfigError(f"{where} is {value!r}; it must be a text or a list of them")
+        raise ConfigError(f"{where} is {shown(value)}; it must be a text or a list of them")
     return tuple(text(item, where) for item in items)
 
 
 def choice(*names: str) -> Check:
     def check(value: Any, where: str) -> str:
         if value not in names:
-            raise ConfigError(f"{where} is {value!r}; {nearest(value, names)}")
+            raise ConfigError(f"{where} is {shown(value)}; {meant(value, names)}")
         return value
 
     return check
@@ -52,7 +61,7 @@ def choice(*names: str) -> Check:
 
 def fraction(value: Any, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
-        raise ConfigError(f"{where} is {value!r}; it must be a fraction of the device: above 0, at most 1")
+        raise ConfigError(f"{where} is {shown(value)}; it must be a fraction of the device: above 0, at most 1")
     return float(value)
 
 
@@ -69,7 +78,7 @@ def device(value: Any, where: str) -> int:
     digits = str(value).strip()
     if isinstance(value, bool) or not digits.isascii() or not digits.isdigit():
         raise ConfigError(
-            f'{where} is {value!r}; it must be the number of one device, such as "0": '
+            f'{where} is {shown(value)}; it must be the number of one device, such as "0": '
             "this server runs each stage on one device"
         )
     return int(digits)
@@ -88,7 +97,7 @@ def subtalker(value: Any, where: str) -> dict[str, Any]:
     names = ("do_sample", "temperature", "top_k", "top_p")
     for key in mapping(value, where):
         if key not in names:
-            raise ConfigError(f"{where}.{key} is not known; {nearest(key, names)}")
+            raise ConfigError(f"{where}.{key} is not known; {meant(key, names)}")
     clean = _checked({key: item for key, item in value.items() if key != "do_sample"}, where)
     if value.get("do_sample") is not None:
         clean["do_sample"] = boolean(value["do_sample"], f"{where}.do_sample")
@@ -123,4 +132,4 @@ def known_keys(
     """Refuse the first key that is neither used nor known to be without use."""
     for key in given:
         if key not in used and key not in unused:
-            raise ConfigError(f"{where}: {key!r} is not known; {nearest(key, (*used, *unused))}")
+            raise ConfigError(f"{where}: {shown(key)} is not known; {meant(key, (*used, *unused))}")

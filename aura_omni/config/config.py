@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from aura_omni.errors import ConfigError, DoesNotFit
-from aura_omni.flow import StageName
+from aura_omni.flow import MediaLimits, StageName
 
 PipelineName = Literal["aura_omni", "qwen3_tts", "qwen3_asr"]
 Platform = Literal["cuda", "cpu"]
@@ -19,15 +19,20 @@ Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8091
+DEFAULT_MAX_BODY_BYTES = 160 * 2**20  # base64 makes the media in it a third larger
+DEFAULT_PARTS: Mapping[str, int] = {"audio": 64, "image": 128, "video": 64}
 
 
 @dataclass(frozen=True, slots=True)
-class MediaConfig:
+class MediaConfig(MediaLimits):
     """What a request may point at, and how much of it."""
 
     allowed_local_path: Path | None = None  # None: no file:// at all
     allowed_domains: tuple[str, ...] = ()  # empty: no http(s):// at all
-    limits: Mapping[str, int] = field(default_factory=dict)  # "audio", "image", "video" -> most items in one request
+    limits: Mapping[str, int] = field(
+        default_factory=lambda: dict(DEFAULT_PARTS)
+    )  # most items of a kind in one request
+    max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,16 +12,15 @@ one `${...}` keeps the type of what it names; an environment variable is read as
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from aura_omni.errors import ConfigError
+from aura_omni.errors import ConfigError, meant, shown
 
 PACKAGED = Path(__file__).parent.parent / "deploy"
 
@@ -43,13 +42,6 @@ def packaged_names() -> tuple[str, ...]:
     return tuple(sorted(path.name for path in PACKAGED.glob("*.yaml")))
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint for an error message: the known name that was probably meant, or all of them."""
-    names = [str(item) for item in known]
-    close = difflib.get_close_matches(str(name), names, n=1)
-    return f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(names))}"
-
-
 def find(source: str) -> Path:
     """source: a path, or the name of a packaged file (its last component counts, `.yaml` may be left off)."""
     path = Path(source).expanduser()
@@ -59,7 +51,7 @@ def find(source: str) -> Path:
     if name in packaged_names():
         return PACKAGED / name
     raise ConfigError(
-        f"deploy file not found: {source}. Give a path or a packaged file; {nearest(name, packaged_names())}"
+        f"deploy file not found: {source}. Give a path or a packaged file; {meant(name, packaged_names())}"
     )
 
 
@@ -76,7 +68,7 @@ def _with_base(path: Path, environ: Mapping[str, str], seen: tuple[Path, ...]) -
     if base is None:
         return content
     if not isinstance(base, str):
-        raise ConfigError(f"{path}: base_config is {base!r}; it must be a path")
+        raise ConfigError(f"{path}: base_config is {shown(base)}; it must be a path")
     beside = path.parent / base
     below = _with_base(beside if beside.is_file() else find(base), environ, (*seen, path.resolve()))
     return below | {
@@ -156,10 +148,10 @@ class _Resolver:
             if match[0] == text:
                 return found
             if isinstance(found, dict | list) or "${" in str(found):
-                raise ConfigError(f"{self.path}: {match[0]} is {found!r}, which cannot stand inside a text")
+                raise ConfigError(f"{self.path}: {match[0]} is {shown(found)}, which cannot stand inside a text")
             text = text[: match.start()] + str(found) + text[match.end() :]
         if "${" in text:
-            raise ConfigError(f"{self.path}: {text!r} has a ${{ without its }}")
+            raise ConfigError(f"{self.path}: {shown(text)} has a ${{ without its }}")
         return text
 
     def _look_up(self, reference: str, trail: tuple[str, ...]) -> Any:
@@ -189,7 +181,7 @@ class _Resolver:
             elif isinstance(node, list) and step.isdigit() and int(step) < len(node):
                 node = node[int(step)]
             else:
-                raise ConfigError(f"{self.path}: ${{{reference}}}: the file has no {step!r} there")
+                raise ConfigError(f"{self.path}: ${{{reference}}}: the file has no {shown(step)} there")
         return node
 
 
@@ -216,19 +208,19 @@ def _normalised(content: dict[str, Any], path: Path) -> dict[str, Any]:
 
 def mapping(value: Any, where: str) -> dict[Any, Any]:
     if not isinstance(value, dict):
-        raise ConfigError(f"{where} is {value!r}; it must be a mapping of keys")
+        raise ConfigError(f"{where} is {shown(value)}; it must be a mapping of keys")
     return value
 
 
 def _by_id(stages: Any, where: str) -> dict[int, dict[str, Any]]:
     if not isinstance(stages, list):
-        raise ConfigError(f"{where} is {stages!r}; it must be a list of stages, each with its stage_id")
+        raise ConfigError(f"{where} is {shown(stages)}; it must be a list of stages, each with its stage_id")
     found: dict[int, dict[str, Any]] = {}
     for stage in stages:
         stage = dict(mapping(stage, f"{where}[]"))
         number = stage.pop("stage_id", None)
         if not isinstance(number, int) or isinstance(number, bool):
-            raise ConfigError(f"{where}: stage_id is {number!r}; each stage needs a whole number")
+            raise ConfigError(f"{where}: stage_id is {shown(number)}; each stage needs a whole number")
         if number in found:
             raise ConfigError(f"{where}: stage_id {number} is given twice")
         found[number] = flattened(stage, f"{where}[stage_id {number}]")
@@ -241,6 +233,8 @@ def flattened(stage: Mapping[str, Any], where: str) -> dict[str, Any]:
     for group in _FLATTENED:
         for key, value in mapping(stage.get(group) or {}, f"{where}.{group}").items():
             if key in flat and flat[key] != value:
-                raise ConfigError(f"{where}: {key} is {flat[key]!r} and also {value!r} in {group}; say it once")
+                raise ConfigError(
+                    f"{where}: {key} is {shown(flat[key])} and also {shown(value)} in {group}; say it once"
+                )
             flat[key] = value
     return flat

@@ -19,6 +19,7 @@ from aura_omni.config.checks import (
     fraction,
     known_keys,
     limits,
+    number,
     sampling,
     subtalker,
     text,
@@ -26,7 +27,7 @@ from aura_omni.config.checks import (
     whole,
 )
 from aura_omni.config.deploy_file import mapping
-from aura_omni.errors import ConfigError
+from aura_omni.errors import ConfigError, shown
 
 
 class Notes:
@@ -52,6 +53,22 @@ class Notes:
 
 # ---------------------------------------------------------------- top level
 
+MEDIA_KEYS: Mapping[str, Check] = {
+    "max_body_bytes": whole(1, 2**40),
+    "max_bytes": whole(1, 2**40),
+    "timeout_s": number(0.1, 3_600),
+    "max_audio_s": number(0.1, 3_600),  # what one request may have in all
+    "max_video_frames": whole(2, 4_096),
+    "max_pixels": whole(1, 2**28),
+}
+
+
+def media(value: Any, where: str) -> dict[str, Any]:
+    """How large bodies and media may be."""
+    known_keys(mapping(value, where), where, used=MEDIA_KEYS, unused={})
+    return {key: MEDIA_KEYS[key](item, f"{where}.{key}") for key, item in value.items() if item is not None}
+
+
 TOP_KEYS: Mapping[str, Check] = {
     "pipeline": text,
     "served_model_name": texts,
@@ -60,6 +77,7 @@ TOP_KEYS: Mapping[str, Check] = {
     "model_runner": choice("v1", "v2"),
     "duplex_session": mapping,
     "connectors": mapping,
+    "media": media,
     "stages": mapping,
     "platforms": mapping,
     "dtype": dtype,
@@ -208,7 +226,7 @@ def check_top(content: Mapping[str, Any], where: str, notes: Notes) -> dict[str,
     if "active_stream_window" in content:
         whole(0)(content["active_stream_window"], f"{where}: active_stream_window")
     if "edges" in content and not isinstance(content["edges"], list):
-        raise ConfigError(f"{where}: edges is {content['edges']!r}; it must be a list")
+        raise ConfigError(f"{where}: edges is {shown(content['edges'])}; it must be a list")
     if clean.get("session_mode") == "duplex":
         notes.add("session_mode", "duplex", "deploy file", "turns are served; this release has no live sessions")
     _check_duplex(clean.get("duplex_session", {}), f"{where}: duplex_session")
@@ -223,8 +241,13 @@ def _check_duplex(session: Mapping[str, Any], where: str) -> None:
                 text(value, f"{where}.{key}")
         elif key == "idle_ttl_s" and value is None:
             continue
-        elif isinstance(value, bool) or not isinstance(value, int | float) or (value <= 0 and key != "warmup_frames"):
-            raise ConfigError(f"{where}.{key} is {value!r}; it must be a number above 0")
+        elif (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not abs(value) < float("inf")
+            or (value <= 0 and key != "warmup_frames")
+        ):
+            raise ConfigError(f"{where}.{key} is {shown(value)}; it must be a number above 0")
 
 
 def check_stage(given: Mapping[str, Any], where: str, place: str, notes: Notes) -> dict[str, Any]:
@@ -249,7 +272,7 @@ def _neutral(key: str, value: Any, where: str) -> None:
     if key in NEUTRAL and value is not None:
         values, reason = NEUTRAL[key]
         if value not in values:
-            raise ConfigError(f"{where} is {value!r}, which this server does not do: {reason}")
+            raise ConfigError(f"{where} is {shown(value)}, which this server does not do: {reason}")
 
 
 def check_connectors(connectors: Mapping[str, Any], where: str, notes: Notes) -> dict[str, dict[str, int]]:

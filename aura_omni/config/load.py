@@ -18,6 +18,7 @@ from typing import Any, cast
 from aura_omni.config import checks, deploy_file, deploy_keys
 from aura_omni.config.choose import by_model_type, deploy_source
 from aura_omni.config.config import (
+    DEFAULT_PARTS,
     AudioChunks,
     Config,
     MediaConfig,
@@ -27,9 +28,9 @@ from aura_omni.config.config import (
     StageConfig,
     sum_text,
 )
-from aura_omni.config.deploy_file import DeployFile, nearest
+from aura_omni.config.deploy_file import DeployFile
 from aura_omni.config.deploy_keys import Notes
-from aura_omni.errors import ConfigError, DoesNotFit
+from aura_omni.errors import ConfigError, DoesNotFit, meant
 from aura_omni.flow import STAGES, StageName
 
 
@@ -53,7 +54,9 @@ _DEFAULTS: Mapping[StageName, Mapping[str, Any]] = {
         "max_num_batched_tokens": 4096,
         "max_model_len": 8192,
         "enable_prefix_caching": True,
-        "default_sampling_params": {"temperature": 0.0, "max_tokens": 256},
+        "default_sampling_params": {
+            "temperature": 0.0
+        },  # without max_tokens: as long as the clip can be, see stages.asr
     },
     "aura": {
         "max_num_seqs": 4,
@@ -65,15 +68,9 @@ _DEFAULTS: Mapping[StageName, Mapping[str, Any]] = {
         "max_num_seqs": 8,
         "max_num_batched_tokens": 512,
         "max_model_len": 4096,
-        # min_tokens: a first token that ends speech would leave a spoken answer without sound
-        "default_sampling_params": {
-            "temperature": 0.9,
-            "top_k": 50,
-            "repetition_penalty": 1.05,
-            "min_tokens": 2,
-            "max_tokens": 4096,
-        },
-        "subtalker_sampling_params": {"do_sample": True, "temperature": 0.9, "top_k": 50, "top_p": 1.0},
+        # The rest is the checkpoint's generation_config.json. min_tokens: a first token that ends speech would leave a
+        # spoken answer without sound.
+        "default_sampling_params": {"min_tokens": 2},
     },
     "code2wav": {"max_num_seqs": 8, "max_num_batched_tokens": 65536, "max_model_len": 65536},
 }
@@ -104,7 +101,7 @@ def load(options: Options, *, environ: Mapping[str, str], platform: Platform) ->
         host=checks.text(options.host, "--host"),
         port=checks.whole(0, 65535)(options.port, "--port"),
         api_keys=tuple(checks.text(key, "--api-key") for key in options.api_key),
-        media=_media(options, layers),
+        media=_media(options, layers, top),
         stages=stages,
         audio_chunks=audio_chunks,
         deploy=deploy.path,
@@ -120,7 +117,7 @@ def _pipeline_name(top: Mapping[str, Any], deploy: DeployFile, options: Options)
     if name is None:
         raise ConfigError(f"{deploy.path} has no `pipeline:`; known: {', '.join(PIPELINES)}")
     if name not in PIPELINES:
-        raise ConfigError(f"{deploy.path}: pipeline {name!r} is not registered; {nearest(name, PIPELINES)}")
+        raise ConfigError(f"{deploy.path}: pipeline {name!r} is not registered; {meant(name, PIPELINES)}")
     return cast(PipelineName, name)
 
 
@@ -190,6 +187,10 @@ def _clean_stages(
             notes.add("subtalker_sampling_params", True, place, "only the Talker has a code predictor")
         if names[number] == "code2wav" and clean[number].pop("default_sampling_params", None):
             notes.add("default_sampling_params", True, place, "Code2Wav draws nothing")
+        if names[number] == "code2wav":
+            for key in ("max_model_len", "max_num_batched_tokens"):
+                if clean[number].pop(key, None) is not None:
+                    notes.add(key, True, place, "Code2Wav decodes a few frames of each stream in a step, of any length")
         if names[number] in ("talker", "code2wav") and clean[number].get("enable_prefix_caching"):
             reason = "speech is not a function of the token ids, so its rows cannot be found again"
             notes.add("enable_prefix_caching", True, place, reason)
@@ -252,7 +253,7 @@ def _stage(name: StageName, number: int, effective: Mapping[str, Any], pipeline:
             f"{called} of pipeline {pipeline} has no checkpoint. Give MODEL (a folder or a hub id) on the command line, "
             "or `model:` in the stage's part of the deploy file"
         )
-    if effective["max_num_batched_tokens"] < effective["max_num_seqs"]:
+    if name != "code2wav" and effective["max_num_batched_tokens"] < effective["max_num_seqs"]:
         raise ConfigError(
             f"{called}: max_num_batched_tokens is {effective['max_num_batched_tokens']}, below max_num_seqs "
             f"{effective['max_num_seqs']}: one step must have room for a row of each. Raise the one or lower the other"
@@ -322,7 +323,7 @@ def _served_names(options: Options, top: Mapping[str, Any], deploy: DeployFile) 
     return tuple(dict.fromkeys(checks.text(name, "--served-model-name") for name in names))
 
 
-def _media(options: Options, layers: _Layers) -> MediaConfig:
+def _media(options: Options, layers: _Layers, top: Mapping[str, Any]) -> MediaConfig:
     local = None
     if options.allowed_local_media_path:
         local = Path(options.allowed_local_media_path).expanduser().resolve()
@@ -334,7 +335,7 @@ def _media(options: Options, layers: _Layers) -> MediaConfig:
         for _, given in stage_layers:
             for kind, most in given.get("limit_mm_per_prompt", {}).items():
                 limits[kind] = min(most, limits.get(kind, most))
-    return MediaConfig(local, domains, limits)
+    return MediaConfig(local, domains, {**DEFAULT_PARTS, **limits}, **top.get("media", {}))
 
 
 def _host_name(domain: str) -> str:
@@ -361,7 +362,7 @@ def _audio_chunks(
             for end, connector in effective.get(key, {}).items():
                 if connector not in sizes:
                     raise ConfigError(
-                        f"{where}: stage {number}: {key}.{end} is {connector!r}; {nearest(str(connector), sizes)}"
+                        f"{where}: stage {number}: {key}.{end} is {connector!r}; {meant(str(connector), sizes)}"
                     )
                 into_code2wav = (name, key) in (("code2wav", "input_connectors"), ("talker", "output_connectors"))
                 if into_code2wav:

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from aura_omni.config.config import Config
+from aura_omni.config.deploy_keys import MEDIA_KEYS
 
 
 def to_yaml(config: Config) -> str:
@@ -22,6 +23,7 @@ def to_yaml(config: Config) -> str:
                 "allowed_local_path": str(config.media.allowed_local_path) if config.media.allowed_local_path else None,
                 "allowed_domains": list(config.media.allowed_domains),
                 "limit_mm_per_prompt": dict(config.media.limits),
+                **{key: getattr(config.media, key) for key in MEDIA_KEYS},
             },
             indent=2,
         ),
@@ -49,6 +51,10 @@ def to_yaml(config: Config) -> str:
             "enforce_eager": stage.enforce_eager,
             "enable_prefix_caching": stage.enable_prefix_caching,
         }
+        if stage.name == "code2wav":  # it has neither rows nor a KV cache
+            shown = {
+                key: value for key, value in shown.items() if key not in ("max_num_batched_tokens", "max_model_len")
+            }
         here = f"stages.{stage.stage_id}"
         lines += _lines(shown, indent=2, origins=config.origins, path=here)
         groups = (("default_sampling_params", stage.sampling), ("subtalker_sampling_params", stage.subtalker))

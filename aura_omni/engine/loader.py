@@ -11,19 +11,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from aura_omni.errors import CheckpointError
 from aura_omni.models.weights import Layout, Prepared, Slot, slots
 
 T = TypeVar("T")
+_INDEX = "model.safetensors.index.json"
 _NEEDED = ["*.json", "*.safetensors", "*.txt", "*/*.json", "*/*.safetensors"]
 
 
@@ -66,36 +68,58 @@ class Checkpoint:
             raise CheckpointError(f"checkpoint {self.name} has no {name}")
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
             raise CheckpointError(f"{name} of checkpoint {self.name} is not valid JSON: {error}") from error
         if not isinstance(content, dict):
             raise CheckpointError(f"{name} of checkpoint {self.name} holds {type(content).__name__}, not an object")
         return content
 
     def parse(self, parser: Callable[[dict[str, Any]], T], name: str = "config.json") -> T:
-        """The file through a network's `from_json`; what that lacks (KeyError) or refuses (ValueError) is a CheckpointError."""
+        """The file through a network's `from_json`, which may rely on the published shape.
+
+        What it lacks (KeyError), refuses (ValueError) or stumbles over, because null, a text or a list stands where
+        something else belongs, is a CheckpointError that names the file.
+        """
         try:
             return parser(self.json(name))
         except KeyError as error:
             raise CheckpointError(f"{name} of checkpoint {self.name} lacks {error}") from error
         except ValueError as error:
             raise CheckpointError(f"{name} of checkpoint {self.name}: {error}") from error
+        except (TypeError, AttributeError, IndexError, ArithmeticError, RuntimeError) as error:
+            raise CheckpointError(f"{name} of checkpoint {self.name} is not of the published shape: {error}") from error
 
     def tensors(self) -> dict[str, Path]:
         """Published tensor name -> the file that holds it, over all *.safetensors of the folder (or of its index)."""
-        index = self.json("model.safetensors.index.json", default={})
-        files = sorted({self.folder / name for name in index.get("weight_map", {}).values()}) or sorted(
-            self.folder.glob("*.safetensors")
-        )
+        files = sorted(self.folder.glob("*.safetensors"))
+        if self.has(_INDEX):
+            files = self.parse(self._indexed, _INDEX) or files
         if not files:
             raise CheckpointError(f"checkpoint {self.name} has no *.safetensors file")
         found: dict[str, Path] = {}
         for file in files:
             if not file.is_file():
                 raise CheckpointError(f"checkpoint {self.name} lacks the file {file.name} that its index names")
-            with safe_open(file, framework="pt") as tensors:
+            with self._opened(file) as tensors:
                 found.update(dict.fromkeys(tensors.keys(), file))
         return found
+
+    def _indexed(self, index: dict[str, Any]) -> list[Path]:
+        names = set(index.get("weight_map", {}).values())
+        if not all(isinstance(name, str) and Path(name).name == name for name in names):
+            raise ValueError("weight_map must give a file of this folder for each tensor")
+        return sorted(self.folder / name for name in names)
+
+    @contextmanager
+    def _opened(self, file: Path) -> Iterator[Any]:
+        """The tensors of a file. What is wrong with it, also with what is read from it inside, is a CheckpointError."""
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                yield tensors
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(
+                f"{file.name} of checkpoint {self.name} cannot be read ({error}); it may be incomplete: fetch it again"
+            ) from error
 
     def load(
         self,
@@ -119,7 +143,7 @@ class Checkpoint:
         filled: dict[str, torch.Tensor] = {}
         wrong: list[str] = []
         for file in sorted(set(where.values())):
-            with safe_open(file, framework="pt") as tensors:
+            with self._opened(file) as tensors:
                 for slot in wanted:
                     if where[slot.published] != file:
                         continue

@@ -27,6 +27,7 @@ from aura_omni.engine.scheduler import Scheduler
 from aura_omni.engine.sequence import Batch, FinishReason, Sequence
 from aura_omni.engine.stage_model import StageModel
 from aura_omni.errors import AuraError, BadRequest, EngineError
+from aura_omni.flow import Sampling
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +101,7 @@ class ArRunner:
         )
         with torch.inference_mode():
             probe = torch.zeros(1, config.hidden, dtype=model.dtype, device=model.device)
+            self._drawable = frozenset(model.logits(probe)[0].isfinite().nonzero()[:, 0].tolist())
             self._vocabulary = model.logits(probe).shape[-1]
         self._graph = self._decode_graph(max_num_seqs, max_model_len) if graphs else None
         if self._graph is not None:
@@ -127,15 +129,27 @@ class ArRunner:
             preemptions=self._scheduler.preemptions,
         )
 
-    def add(self, sequence: Sequence) -> None:
-        """Start a sequence. Raises PromptTooLong, Overloaded or BadRequest; then neither of its listeners is ever called."""
-        sampling = sequence.sampling
+    def check(self, prompt_length: int, sampling: Sampling) -> None:
+        """Raises PromptTooLong or BadRequest for what no server of this kind would ever take. From any thread."""
+        self._scheduler.check_length(prompt_length)
         unknown = [token for token in sampling.logit_bias if not 0 <= token < self._vocabulary]
         if unknown:
             raise BadRequest(
                 f"logit_bias names token {unknown[0]}; this model's ids are 0 to {self._vocabulary - 1}",
                 param="logit_bias",
             )
+        stops = self._model.stop_ids.union(sampling.stop_token_ids)
+        if sampling.min_tokens > 0 and len(stops) >= len(self._drawable) and stops >= self._drawable:
+            raise BadRequest(
+                f"min_tokens is {sampling.min_tokens} and stop_token_ids are {len(sampling.stop_token_ids)} ids, all that this "
+                f"model can say: until then nothing could be chosen. Leave some of its {len(self._drawable)} ids, or set min_tokens 0.",
+                param="stop_token_ids",
+            )
+
+    def add(self, sequence: Sequence) -> None:
+        """Start a sequence. Raises Overloaded or as `check`; then neither of its listeners is ever called."""
+        sampling = sequence.sampling
+        self.check(sequence.prompt_length, sampling)
         self._scheduler.add(sequence)
         sequence.seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
         if Constraints.needed(sampling):

@@ -51,21 +51,12 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        return bool(self.waiting or self.running)
+        """Whether someone runs or waits who could be stepped."""
+        return any(not sequence.blocked for sequence in (*self.running, *self.waiting))
 
     def add(self, sequence: Sequence) -> None:
         """Let the sequence wait for its first step. Raises PromptTooLong, Overloaded or BadRequest; then nothing changed."""
-        prompt = sequence.prompt_length
-        if prompt < 1:
-            raise BadRequest("the prompt is empty; it must have at least one token")
-        if prompt >= self.max_length:
-            if prompt >= self.max_model_len:
-                limit = f"this model takes {self.max_model_len - 1:,} and one for the answer"
-                way_out = "raise max_model_len"
-            else:
-                limit = f"its cache of {self.cache.pages:,} pages holds {self.max_length - 1:,}"
-                way_out = "raise gpu_memory_utilization of this stage"
-            raise PromptTooLong(f"the prompt has {prompt:,} tokens, {limit}. Shorten the messages, or {way_out}.")
+        self.check_length(sequence.prompt_length)
         present, limit_present = len(self.waiting) + len(self.running), self.max_num_seqs + self.max_waiting
         if present >= limit_present:
             raise Overloaded(
@@ -76,6 +67,21 @@ class Scheduler:
         sequence.id = self._next_id
         self._next_id += 1
         insort(self.waiting, sequence, key=_rank)
+
+    def check_length(self, prompt: int) -> None:
+        """Raises PromptTooLong or BadRequest for a prompt of so many tokens that would not fit an empty server."""
+        if prompt < 1:
+            raise BadRequest("the prompt is empty; it must have at least one token")
+        if prompt >= self.max_length:
+            if prompt >= self.max_model_len:
+                limit = f"this model takes {self.max_model_len - 1:,} and one for the answer"
+                way_out = "raise max_model_len"
+            else:
+                limit = f"its cache of {self.cache.pages:,} pages holds {self.max_length - 1:,}"
+                way_out = "raise gpu_memory_utilization of this stage"
+            raise PromptTooLong(
+                f"the prompt has {prompt:,} tokens, {limit}. Shorten the messages, or {way_out}.", param="messages"
+            )
 
     def remove(self, sequence: Sequence, *, forget: bool = False) -> None:
         """Take the sequence out, wherever it is, and free its pages. forget: its rows may be wrong, no one may reuse them."""
@@ -90,20 +96,22 @@ class Scheduler:
         counts: dict[Sequence, int] = {}
         for sequence in list(self.running):
             # One without pages has just been preempted for the sake of an earlier one.
+            if sequence.blocked:
+                continue
             if sequence.pages and sequence.length - sequence.computed == 1 and self._room(sequence):
                 counts[sequence] = 1
         budget = self.max_num_batched_tokens - len(counts)
         for sequence in self.running:
-            if sequence not in counts and budget:
+            if sequence not in counts and budget and not sequence.blocked:
                 counts[sequence] = min(budget, sequence.length - sequence.computed)
                 budget -= counts[sequence]
-        while self.waiting and budget:
-            sequence = self.waiting[0]
-            if not self._seat(sequence, counts):
+        while budget:
+            first = next((sequence for sequence in self.waiting if not sequence.blocked), None)
+            if first is None or not self._seat(first, counts):
                 break
             budget = self.max_num_batched_tokens - sum(counts.values())
-            counts[sequence] = min(budget, sequence.length - sequence.computed)
-            budget -= counts[sequence]
+            counts[first] = min(budget, first.length - first.computed)
+            budget -= counts[first]
         if not counts:
             return None
         return Batch(tuple(counts), tuple(sequence.computed for sequence in counts), tuple(counts.values()))

@@ -44,6 +44,7 @@ class Sequence:
     state: Any = None
     cacheable: bool = True  # False: rows are not a function of tokens and media (Talker)
     priority: int = 0  # lower goes first
+    blocked: bool = False  # set by the stage: its next row is not known yet, so it must not be stepped
 
     # Kept by the engine
     id: int = -1

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import io
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import av
@@ -24,6 +24,7 @@ from av.audio.stream import AudioStream
 
 from aura_omni.errors import BadMedia, BadRequest, EngineError
 from aura_omni.flow import Audio
+from aura_omni.media.budget import Budget
 from aura_omni.media.container import audio_frames, opened, packets
 
 MIN_RATE, MAX_RATE = 4_000, 192_000  # Hz; outside, the header is wrong or meant to exhaust memory
@@ -37,11 +38,12 @@ AudioFormat = Literal["wav", "pcm16", "flac", "mp3", "opus"]
 # ---------------------------------------------------------------- decode
 
 
-def decode_audio(data: bytes, *, max_s: float, param: str | None = None) -> Audio:
+def decode_audio(data: bytes, *, max_s: float, budget: Budget | None = None, param: str | None = None) -> Audio:
     """The first audio track of a file, as mono float32 at its own rate.
 
     data    a whole audio or video file of any common container; a file that is cut off is good up to the cut
     max_s   longest sound accepted, in seconds; counted while decoding, declared durations are not trusted
+    budget  what the whole request may cost, taken from frame by frame
     returns samples float32 [n] in [-1, 1], the mean of all channels; louder files are divided by their peak
     raises  BadMedia: unreadable, no audio track, no samples, non-finite samples, too long, or an absurd rate
     """
@@ -60,13 +62,20 @@ def decode_audio(data: bytes, *, max_s: float, param: str | None = None) -> Audi
                 raise BadMedia(f"samples of type {frame.format.name} are not supported; send 16-bit", param=param)
             pieces.append(_mono(frame))
             count += frame.samples
-            limit_s = min(max_s, MAX_SAMPLES / rate)
-            if count > limit_s * rate:
+            if count > max_s * rate:
                 raise BadMedia(
-                    f"the sound lasts longer than {limit_s:g} s, the limit at {rate} Hz; cut it, or raise max_audio_s of "
-                    f"the server (at most {MAX_SAMPLES} samples)",
+                    f"the sound lasts longer than {max_s:g} s; cut it, or raise media.max_audio_s in the deploy file",
                     param=param,
                 )
+            if count > MAX_SAMPLES:
+                raise BadMedia(
+                    f"the sound has more than {MAX_SAMPLES:,} samples, {MAX_SAMPLES / rate:,.0f} s at {rate} Hz; cut it, "
+                    "or send it at a lower rate",
+                    param=param,
+                )
+            if budget is not None:
+                budget.take("audio_s", frame.samples / rate, param=param)
+                budget.take("samples", frame.samples, param=param)
     if not count:
         raise BadMedia("the audio track has no samples (0 s); send a recording that has some", param=param)
     return audio_of(np.concatenate(pieces), rate, param=param)
@@ -117,32 +126,6 @@ def resample(samples: np.ndarray, rate_in: int, rate_out: int) -> np.ndarray:
     if rate_in == rate_out:
         return samples
     return _of_length(soxr.resample(samples, rate_in, rate_out, quality="HQ"), _length(len(samples), rate_in, rate_out))
-
-
-@dataclass(slots=True)
-class StreamResampler:
-    """`resample` for sound that arrives in chunks: the joined outputs equal the whole conversion.
-
-    Filter state is kept between pushes, so there are no seams. One per stream; not shared between threads.
-    """
-
-    rate_in: int
-    rate_out: int
-    _stream: soxr.ResampleStream = field(init=False, repr=False)
-    _taken: int = field(init=False, default=0)
-    _given: int = field(init=False, default=0)
-
-    def __post_init__(self) -> None:
-        self._stream = soxr.ResampleStream(self.rate_in, self.rate_out, 1, dtype="float32", quality="HQ")
-
-    def push(self, samples: np.ndarray, *, last: bool = False) -> np.ndarray:
-        """float32 [n] -> float32 [m], a delta. The filter holds some samples back until `last`."""
-        self._taken += len(samples)
-        out = self._stream.resample_chunk(samples, last=last)
-        if last:
-            out = _of_length(out, _length(self._taken, self.rate_in, self.rate_out) - self._given)
-        self._given += len(out)
-        return out
 
 
 def _length(count: int, rate_in: int, rate_out: int) -> int:

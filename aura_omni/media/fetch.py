@@ -32,6 +32,7 @@ from urllib.parse import unquote, unquote_to_bytes, urlsplit
 import httpx
 
 from aura_omni.errors import BadMedia, Forbidden, TooLarge
+from aura_omni.flow import MediaLimits
 
 MAX_REDIRECTS = 5
 _READ_BYTES = 65_536
@@ -42,16 +43,11 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 @dataclass(frozen=True, slots=True)
-class MediaPolicy:
+class MediaPolicy(MediaLimits):
     """What a request may make this server read. The defaults reach nothing outside the request itself."""
 
     allowed_local_path: Path | None = None  # file:// URLs below this folder
     allowed_domains: tuple[str, ...] = ()  # http(s) hosts
-    max_bytes: int = 100 * 2**20  # one medium as sent
-    timeout_s: float = 20.0  # one fetch, redirects included
-    max_audio_s: float = 1_200.0
-    max_video_frames: int = 128  # after sampling
-    max_pixels: int = 50_000_000  # one picture or video frame
 
 
 async def fetch(url: str, policy: MediaPolicy, *, param: str | None = None) -> bytes:
@@ -72,7 +68,8 @@ async def fetch(url: str, policy: MediaPolicy, *, param: str | None = None) -> b
                 return await _download(url, policy, param)
         except TimeoutError:
             raise BadMedia(
-                f"fetching the URL took longer than {policy.timeout_s:g} s; send the data itself, as a data: URL",
+                f"fetching the URL took longer than {policy.timeout_s:g} s; send the data itself, as a data: URL, "
+                "or raise media.timeout_s in the deploy file",
                 param=param,
             ) from None
     raise BadMedia(f"the URL scheme {scheme[:20]!r} is not supported; use data:, https:, http: or file:", param=param)
@@ -109,7 +106,8 @@ def decode_base64(text: str, policy: MediaPolicy, *, param: str | None = None) -
 
 def _too_large(size: int, policy: MediaPolicy, param: str | None) -> TooLarge:
     return TooLarge(
-        f"the medium has {size} bytes, more than the limit of {policy.max_bytes}; send a shorter or more compressed one",
+        f"the medium has {size} bytes, more than the limit of {policy.max_bytes}; send a shorter or more "
+        "compressed one, or raise media.max_bytes in the deploy file",
         param=param,
     )
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import io
 import struct
+from contextlib import suppress
 
 import numpy as np
 from PIL import Image, ImageOps
 
 from aura_omni.errors import BadMedia
 from aura_omni.flow import Video
+from aura_omni.media.budget import Budget
 from aura_omni.media.video import CHUNK_FPS, video_of
 
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "AVIF")
@@ -34,11 +36,11 @@ _UNREADABLE = (
 )
 
 
-def decode_image(data: bytes, *, max_pixels: int, param: str | None = None) -> Video:
+def decode_image(data: bytes, *, max_pixels: int, budget: Budget | None = None, param: str | None = None) -> Video:
     """The picture in `data`; of an animation the first frame.
 
     EXIF orientation (all eight values) is applied and dropped. Transparent pixels are laid on white. 16-bit grey keeps
-    its upper 8 bits. max_pixels is checked before the pixels are decoded.
+    its upper 8 bits. max_pixels and the budget are checked before the pixels are decoded.
     Raises BadMedia: empty, unknown or unsupported format (named), damaged or cut off, too large.
     """
     if not data:
@@ -61,14 +63,17 @@ def decode_image(data: bytes, *, max_pixels: int, param: str | None = None) -> V
         if width * height > max_pixels:
             raise BadMedia(
                 f"the picture has {width} x {height} = {width * height} pixels, more than the limit of {max_pixels}; "
-                "send a smaller one, or raise max_pixels of the server",
+                "send a smaller one, or raise media.max_pixels in the deploy file",
                 param=param,
             )
+        if budget is not None:
+            budget.take("pixels", width * height, param=param)
         try:
             image.load()
         except _UNREADABLE:
             raise BadMedia(f"the {image.format} picture is damaged or cut off", param=param) from None
-        pixels = np.asarray(_rgb(_upright(image)))
+        _turn_upright(image)
+        pixels = np.asarray(_rgb(image))
     return video_of(np.ascontiguousarray(pixels)[None], (0.0,), fps=CHUNK_FPS, still=True)
 
 
@@ -78,11 +83,9 @@ def _readable() -> tuple[str, ...]:
     return tuple(name for name in _FORMATS if name in Image.OPEN)
 
 
-def _upright(image: Image.Image) -> Image.Image:
-    try:
-        return ImageOps.exif_transpose(image)
-    except _UNREADABLE:  # a broken EXIF block says nothing about orientation; the pixels are good
-        return image
+def _turn_upright(image: Image.Image) -> None:
+    with suppress(*_UNREADABLE):  # a broken EXIF block says nothing about orientation; the pixels are good
+        ImageOps.exif_transpose(image, in_place=True)
 
 
 def _rgb(image: Image.Image) -> Image.Image:
@@ -92,4 +95,4 @@ def _rgb(image: Image.Image) -> Image.Image:
     if image.has_transparency_data:
         seen = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen).convert("RGB")
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")  # which copies in any case

@@ -24,6 +24,7 @@ from av.video.stream import VideoStream
 
 from aura_omni.errors import BadMedia
 from aura_omni.flow import Video
+from aura_omni.media.budget import Budget
 from aura_omni.media.container import opened, packets, video_frames
 
 CHUNK_FPS = 2.0  # frames per second that AURA watches
@@ -35,7 +36,13 @@ MAX_KEPT_PIXELS = 2**28  # the sampled frames together: 0.8 GB as RGB, 129 frame
 
 
 def decode_video(
-    data: bytes, *, max_frames: int, max_pixels: int, fps: float = CHUNK_FPS, param: str | None = None
+    data: bytes,
+    *,
+    max_frames: int,
+    max_pixels: int,
+    fps: float = CHUNK_FPS,
+    budget: Budget | None = None,
+    param: str | None = None,
 ) -> Video:
     """Frames of the first real video track, sampled at `fps`.
 
@@ -45,12 +52,16 @@ def decode_video(
     spread evenly from the first frame to the last and Video.fps says how dense it became: the whole span is always kept.
 
     Rotation and mirroring of the display matrix are applied; pixel aspect ratio is not. Cover pictures are no video.
-    max_pixels is the limit of one frame. Raises BadMedia: unreadable, no video track, no frames, too large, too long.
+    max_pixels is the limit of one frame; the budget is taken from before any is decoded. Raises BadMedia: unreadable, no video track, no frames, too large, too long.
     """
     with opened(data, param=param) as container:
         stream = _track(container, max_pixels, param=param)
         coded = _coded(container, stream, param=param)
         plan = _plan(stream, coded, max_frames, fps, param=param)
+        if budget is not None:
+            size = stream.codec_context.width * stream.codec_context.height
+            budget.take("watched_pixels", len(coded) * size, param=param)
+            budget.take("pixels", plan.count * size, param=param)
         stream.thread_type = "AUTO"
         stream.codec_context.options = {"max_pixels": str(max_pixels)}  # the track may be larger than its header says
         frames, times_s = _picked(stream, coded, plan, max_pixels, param=param)
@@ -79,7 +90,7 @@ def _check_size(width: int, height: int, max_pixels: int, *, param: str | None) 
     if width * height > max_pixels:
         raise BadMedia(
             f"a frame has {width} x {height} = {width * height} pixels, more than the limit of {max_pixels}; "
-            "send a smaller video, or raise max_pixels of the server",
+            "send a smaller video, or raise media.max_pixels in the deploy file",
             param=param,
         )
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from aura_omni.models.codec_layers import CausalConv, CausalUpsample, LayerScale, SnakeBeta
 from aura_omni.models.codec_state import CodecState, StatePlan, StepMemory
+from aura_omni.models.fields import positive, rope_theta, whole, wholes
 from aura_omni.models.layers import RMSNorm, Rope, SwiGLU, rotate
 from aura_omni.models.weights import Layout, Prepared, StackedLinear
 
@@ -75,22 +76,22 @@ class CodecConfig:
         rope = part.get("rope_parameters") or {}
         require(rope, "rope_type", value="default")
         made = cls(
-            codebooks=part["num_quantizers"],
-            codebook_size=part["codebook_size"],
-            codebook_dim=part["codebook_dim"],
-            latent=part["latent_dim"],
-            layers=part["num_hidden_layers"],
-            hidden=part["hidden_size"],
-            intermediate=part["intermediate_size"],
-            heads=part["num_attention_heads"],
-            head_dim=part["head_dim"],
-            window=part["sliding_window"],
-            rms_eps=part["rms_norm_eps"],
-            rope_theta=part.get("rope_theta") or rope["rope_theta"],
-            width=part["decoder_dim"],
-            latent_rates=tuple(part["upsampling_ratios"]),
-            wave_rates=tuple(part["upsample_rates"]),
-            sample_rate=config["output_sample_rate"],
+            codebooks=whole(part, "num_quantizers"),
+            codebook_size=whole(part, "codebook_size"),
+            codebook_dim=whole(part, "codebook_dim"),
+            latent=whole(part, "latent_dim"),
+            layers=whole(part, "num_hidden_layers"),
+            hidden=whole(part, "hidden_size"),
+            intermediate=whole(part, "intermediate_size"),
+            heads=whole(part, "num_attention_heads"),
+            head_dim=whole(part, "head_dim"),
+            window=whole(part, "sliding_window"),
+            rms_eps=positive(part, "rms_norm_eps"),
+            rope_theta=rope_theta(part, rope),
+            width=whole(part, "decoder_dim"),
+            latent_rates=wholes(part, "upsampling_ratios"),
+            wave_rates=wholes(part, "upsample_rates"),
+            sample_rate=whole(config, "output_sample_rate"),
         )
         require(config, "decode_upsample_rate", value=made.frame_samples)
         return made

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from aura_omni.models.codec import require
 from aura_omni.models.codec_layers import LayerScale
+from aura_omni.models.fields import positive, whole, wholes
 from aura_omni.models.layers import Rope, rotate
 from aura_omni.models.weights import Layout, Prepared, StackedLinear
 
@@ -105,24 +106,24 @@ class CodecEncoderConfig:
         require(part, "vector_quantization_hidden_dimension", value=part["codebook_dim"])
         require(config, "encoder_valid_num_quantizers", value=CODEBOOKS)
         made = cls(
-            filters=part["num_filters"],
-            kernel=part["kernel_size"],
-            last_kernel=part["last_kernel_size"],
-            residual_kernel=part["residual_kernel_size"],
-            residual_layers=part["num_residual_layers"],
-            dilation_growth=part["dilation_growth_rate"],
-            compress=part["compress"],
-            strides=tuple(reversed(part["upsampling_ratios"])),
-            hidden=part["hidden_size"],
-            intermediate=part["intermediate_size"],
-            layers=part["num_hidden_layers"],
-            heads=part["num_attention_heads"],
-            head_dim=part.get("head_dim", part["hidden_size"] // part["num_attention_heads"]),
-            norm_eps=part["norm_eps"],
-            rope_theta=part["rope_theta"],
-            codebook_size=part["codebook_size"],
-            codebook_dim=part["codebook_dim"],
-            sample_rate=config["input_sample_rate"],
+            filters=whole(part, "num_filters"),
+            kernel=whole(part, "kernel_size"),
+            last_kernel=whole(part, "last_kernel_size"),
+            residual_kernel=whole(part, "residual_kernel_size"),
+            residual_layers=whole(part, "num_residual_layers"),
+            dilation_growth=whole(part, "dilation_growth_rate"),
+            compress=whole(part, "compress"),
+            strides=tuple(reversed(wholes(part, "upsampling_ratios"))),
+            hidden=whole(part, "hidden_size"),
+            intermediate=whole(part, "intermediate_size"),
+            layers=whole(part, "num_hidden_layers"),
+            heads=whole(part, "num_attention_heads"),
+            head_dim=whole({"head_dim": part["hidden_size"] // part["num_attention_heads"], **part}, "head_dim"),
+            norm_eps=positive(part, "norm_eps"),
+            rope_theta=positive(part, "rope_theta"),
+            codebook_size=whole(part, "codebook_size"),
+            codebook_dim=whole(part, "codebook_dim"),
+            sample_rate=whole(config, "input_sample_rate"),
         )
         require(config, "encode_downsample_rate", value=made.frame_samples)
         if made.codebook_dim == made.hidden:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from aura_omni.models.fields import positive, rope_theta, whole
 from aura_omni.models.layers import KeyValues, RMSNorm, Rope, SwiGLU, fused, fusible, rotate
 from aura_omni.models.weights import StackedLinear
 
@@ -40,18 +41,24 @@ class DecoderConfig:
         """
         rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
         section = rope.get("mrope_section") if mrope else None
-        return cls(
-            layers=text["num_hidden_layers"],
-            hidden=text["hidden_size"],
-            intermediate=text["intermediate_size"],
-            heads=text["num_attention_heads"],
-            kv_heads=text["num_key_value_heads"],
-            head_dim=text["head_dim"],
-            rms_eps=text["rms_norm_eps"],
-            rope_theta=text.get("rope_theta") or rope["rope_theta"],
-            max_positions=text["max_position_embeddings"],
+        config = cls(
+            layers=whole(text, "num_hidden_layers"),
+            hidden=whole(text, "hidden_size"),
+            intermediate=whole(text, "intermediate_size"),
+            heads=whole(text, "num_attention_heads"),
+            kv_heads=whole(text, "num_key_value_heads"),
+            head_dim=whole(text, "head_dim"),
+            rms_eps=positive(text, "rms_norm_eps"),
+            rope_theta=rope_theta(text, rope),
+            max_positions=whole(text, "max_position_embeddings"),
             mrope_section=None if section is None else (section[0], section[1], section[2]),
         )
+        if config.head_dim % 2 or config.heads % config.kv_heads:
+            raise ValueError(
+                f"head_dim is {config.head_dim} and num_attention_heads {config.heads}; they must be multiples of 2 and of "
+                f"num_key_value_heads, {config.kv_heads}"
+            )
+        return config
 
 
 class Attention(nn.Module):

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from aura_omni.models.fields import whole
 from aura_omni.models.layers import KeyValues
 from aura_omni.models.qwen3 import Decoder, DecoderConfig
 from aura_omni.models.weights import Layout, Prepared, StackedLinear
@@ -83,15 +84,15 @@ class EncoderConfig:
         """Raises ValueError naming what this encoder does not compute, KeyError for what is missing."""
         _refuse(audio, activation_function="gelu", scale_embedding=False)
         config = cls(
-            mel_bins=audio["num_mel_bins"],
-            layers=audio["encoder_layers"],
-            hidden=audio["d_model"],
-            heads=audio["encoder_attention_heads"],
-            intermediate=audio["encoder_ffn_dim"],
-            conv_channels=audio["downsample_hidden_size"],
-            output=audio["output_dim"],
-            chunk_frames=2 * audio["n_window"],
-            window_frames=audio["n_window_infer"],
+            mel_bins=whole(audio, "num_mel_bins"),
+            layers=whole(audio, "encoder_layers"),
+            hidden=whole(audio, "d_model"),
+            heads=whole(audio, "encoder_attention_heads"),
+            intermediate=whole(audio, "encoder_ffn_dim"),
+            conv_channels=whole(audio, "downsample_hidden_size"),
+            output=whole(audio, "output_dim"),
+            chunk_frames=2 * whole(audio, "n_window"),
+            window_frames=whole(audio, "n_window_infer"),
         )
         if config.window_frames % config.chunk_frames:
             raise ValueError(
@@ -132,9 +133,9 @@ class AsrConfig:
         return cls(
             encoder=encoder,
             decoder=decoder,
-            vocabulary=text["vocab_size"],
+            vocabulary=whole(text, "vocab_size"),
             tied=bool(tied),
-            audio_token_id=inner["audio_token_id"],
+            audio_token_id=whole(inner, "audio_token_id", least=0),
             layout=LAYOUT if original else HF_LAYOUT,
         )
 

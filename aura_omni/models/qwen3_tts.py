@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from aura_omni.models.fields import whole
 from aura_omni.models.layers import DenseKV
 from aura_omni.models.qwen3 import Decoder, DecoderConfig
 from aura_omni.models.weights import Layout, Prepared
@@ -62,12 +63,12 @@ class TalkerConfig:
         return cls(
             # The published rope_scaling has three position rows, but here they are always equal: plain RoPE.
             decoder=DecoderConfig.from_json(talker),
-            codec_vocab=talker["vocab_size"],
-            text_vocab=talker["text_vocab_size"],
-            text_hidden=talker["text_hidden_size"],
-            groups=talker["num_code_groups"],
+            codec_vocab=whole(talker, "vocab_size"),
+            text_vocab=whole(talker, "text_vocab_size"),
+            text_hidden=whole(talker, "text_hidden_size"),
+            groups=whole(talker, "num_code_groups"),
             predictor=DecoderConfig.from_json(predictor),
-            predictor_vocab=predictor["vocab_size"],
+            predictor_vocab=whole(predictor, "vocab_size"),
         )
 
 

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from aura_omni.models.fields import whole, wholes
 from aura_omni.models.qwen3 import Decoder, DecoderConfig
 from aura_omni.models.weights import Layout, Prepared
 
@@ -55,17 +56,17 @@ class VisionConfig:
             if not isinstance(vision[name], int):
                 raise ValueError(f"vision {name} is {vision[name]!r}; only one number is supported")
         config = cls(
-            depth=vision["depth"],
-            hidden=vision["hidden_size"],
-            intermediate=vision["intermediate_size"],
-            heads=vision["num_heads"],
-            channels=vision["in_channels"],
-            patch=vision["patch_size"],
-            temporal_patch=vision["temporal_patch_size"],
-            merge=vision["spatial_merge_size"],
+            depth=whole(vision, "depth"),
+            hidden=whole(vision, "hidden_size"),
+            intermediate=whole(vision, "intermediate_size"),
+            heads=whole(vision, "num_heads"),
+            channels=whole(vision, "in_channels"),
+            patch=whole(vision, "patch_size"),
+            temporal_patch=whole(vision, "temporal_patch_size"),
+            merge=whole(vision, "spatial_merge_size"),
             position_side=side,
-            out_hidden=vision["out_hidden_size"],
-            deepstack_layers=tuple(vision["deepstack_visual_indexes"]),
+            out_hidden=whole(vision, "out_hidden_size"),
+            deepstack_layers=wholes(vision, "deepstack_visual_indexes", least=0),
             rope_theta=rope.get("rope_theta", VISION_ROPE_THETA),
         )
         if config.hidden % config.heads or config.head_dim % 4:
@@ -83,11 +84,6 @@ class VisionConfig:
     @property
     def head_dim(self) -> int:
         return self.hidden // self.heads
-
-    @property
-    def patch_values(self) -> int:
-        """Numbers in one patch: channels x frames x height x width."""
-        return self.channels * self.temporal_patch * self.patch**2
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +120,9 @@ class VLConfig:
         return cls(
             vision=vision,
             text=decoder,
-            vocabulary=text["vocab_size"],
+            vocabulary=whole(text, "vocab_size"),
             tied=config.get("tie_word_embeddings", False),
-            max_positions=text["max_position_embeddings"],
+            max_positions=whole(text, "max_position_embeddings"),
         )
 
 
@@ -237,7 +233,7 @@ class VisionTower(Prepared):
         self._tables.clear()
 
     def forward(self, patches: Tensor, grid: tuple[int, int]) -> Tensor:
-        """patches [G, P, patch_values] in the weights' dtype, P = height x width of `grid`, counted in patches.
+        """patches [G, P, channels x time x patch x patch] in the weights' dtype, P = height x width of `grid`, counted in patches.
 
         Patches lie in merge-block order (`vision_input.patchify`). Returns [1 + K, G, P / merge^2, out_hidden]: the main
         features, then the K deepstack features in layer order.

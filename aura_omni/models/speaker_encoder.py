@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from aura_omni.models.fields import whole, wholes
 from aura_omni.models.weights import Layout
 
 RATE = 24_000  # Hz
@@ -56,13 +57,13 @@ class SpeakerEncoderConfig:
                     f"speaker_encoder_config has {name} {section[name]!r}; only {_SHAPE[name]} is known here"
                 )
         return cls(
-            size=section["enc_dim"],
-            channels=tuple(section["enc_channels"]),
-            kernels=tuple(section["enc_kernel_sizes"]),
-            dilations=tuple(section["enc_dilations"]),
-            attention_channels=section["enc_attention_channels"],
-            scale=section["enc_res2net_scale"],
-            squeeze_channels=section["enc_se_channels"],
+            size=whole(section, "enc_dim"),
+            channels=wholes(section, "enc_channels"),
+            kernels=wholes(section, "enc_kernel_sizes"),
+            dilations=wholes(section, "enc_dilations"),
+            attention_channels=whole(section, "enc_attention_channels"),
+            scale=whole(section, "enc_res2net_scale"),
+            squeeze_channels=whole(section, "enc_se_channels"),
         )
 
     @property

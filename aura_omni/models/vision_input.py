@@ -16,7 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aura_omni.models.fields import numbers, whole
+
 MAX_ASPECT_RATIO = 200
+RESIZED_AT_ONCE = 1 << 23  # numbers, held in float64 for a while; many small frames cost no more launches than one
 BICUBIC = 3  # the published code of the filter (PIL's numbering)
 
 
@@ -43,13 +46,13 @@ class PixelRules:
             raise ValueError(f"resample is {filter_code}; only {BICUBIC} (bicubic) is supported")
         size = preprocessor["size"]
         return cls(
-            min_pixels=size["shortest_edge"],
-            max_pixels=size["longest_edge"],
-            patch=preprocessor["patch_size"],
-            temporal_patch=preprocessor["temporal_patch_size"],
-            merge=preprocessor["merge_size"],
-            mean=tuple(preprocessor["image_mean"]),
-            std=tuple(preprocessor["image_std"]),
+            min_pixels=whole(size, "shortest_edge"),
+            max_pixels=whole(size, "longest_edge"),
+            patch=whole(preprocessor, "patch_size"),
+            temporal_patch=whole(preprocessor, "temporal_patch_size"),
+            merge=whole(preprocessor, "merge_size"),
+            mean=numbers(preprocessor, "image_mean"),
+            std=numbers(preprocessor, "image_std"),
         )
 
     @property
@@ -64,6 +67,7 @@ class PixelRules:
         by the lower pixel limit. Raises ValueError, with the numbers, for an aspect ratio above 200.
         """
         factor = self.factor
+        source = f"{width}x{height}"
         if still:
             frames, counted = 1, 1
         else:
@@ -74,7 +78,7 @@ class PixelRules:
                 height, width = int(height * scale), int(width * scale)
         ratio = max(height, width) / min(height, width)
         if ratio > MAX_ASPECT_RATIO:
-            raise ValueError(f"{width}x{height} pixels is an aspect ratio of {ratio:.0f}; at most {MAX_ASPECT_RATIO}")
+            raise ValueError(f"{source} pixels is an aspect ratio of {ratio:.0f}; at most {MAX_ASPECT_RATIO}")
         # Python's round is half-to-even, as the reference's: 720 becomes 704.
         tall, wide = round(height / factor) * factor, round(width / factor) * factor
         if counted * tall * wide > self.max_pixels:
@@ -139,23 +143,23 @@ def resize_in_integers(frames: Tensor, size: tuple[int, int]) -> Tensor:
     """
     height, width = frames.shape[-2:]
     rows = []
-    for frame in frames:  # one at a time: float64 copies of a large frame are 8 times its size
-        values = frame.double()
+    for some in frames.split(max(1, RESIZED_AT_ONCE // frames[0].numel())):
+        values = some.double()
         if width != size[1]:
             weights, shift = _fixed_point_weights(width, size[1])
-            values = _rounded(values @ weights.to(frame.device).double().T, shift)
+            values = _rounded(values @ weights.to(frames.device).double().T, shift)
         if height != size[0]:
             weights, shift = _fixed_point_weights(height, size[0])
-            values = _rounded(weights.to(frame.device).double() @ values, shift)
+            values = _rounded(weights.to(frames.device).double() @ values, shift)
         rows.append(values.to(torch.uint8))
-    return torch.stack(rows)
+    return torch.cat(rows)
 
 
 def _rounded(sums: Tensor, shift: int) -> Tensor:
     return torch.floor(sums / 2**shift + 0.5).clamp(0, 255)
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=32)
 def _fixed_point_weights(before: int, after: int) -> tuple[Tensor, int]:
     """int16 [after, before] and the number of fraction bits in them."""
     scale = before / after

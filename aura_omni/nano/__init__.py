@@ -11,6 +11,8 @@ import os
 import tempfile
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from aura_omni.errors import CheckpointError
 
 SCHEME = "nano:"
@@ -40,14 +42,23 @@ def folder_of(model: str) -> Path:
             f"there is no packaged checkpoint {model!r}; there are {', '.join(SCHEME + known for known in _FOLDERS)}"
         )
     home = _cache() / f"tiny-{_fingerprint()}"
-    if not home.is_dir():
-        _write(home)
+    try:
+        if not home.is_dir():
+            _write(home)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"the packaged checkpoints cannot be kept in {home.parent} ({error}). "
+            "Set XDG_CACHE_HOME to a folder that can be written to."
+        ) from error
     return home / _FOLDERS[name]
 
 
 def _cache() -> Path:
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "aura-omni"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "aura-omni"
+    except RuntimeError as error:
+        raise CheckpointError(f"{error}. Set XDG_CACHE_HOME to a folder that can be written to.") from error
 
 
 def _fingerprint() -> str:

@@ -7,7 +7,7 @@ use. Keys and nesting are those of the published repositories; token ids come fr
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 Json = dict[str, Any]
@@ -71,6 +71,9 @@ class Sizes:
     codec_book: int  # codebook width
     codec_filters: int  # of the encoder
     max_new_frames: int
+    # Fewest and most pixels of an image, and of all frames of a clip together.
+    image_pixels: tuple[int, int] = (65536, 16777216)
+    video_pixels: tuple[int, int] = (4096, 25165824)
 
 
 TRUE = Sizes(
@@ -96,6 +99,14 @@ TINY = Sizes(
     codec_latent=64, codec_width=32, codec_layers=2, codec_heads=4, codec_head_dim=8, codec_decoder=64, codec_book=32, codec_filters=4,
     # Random weights rarely choose the end of speech, so the tiny Talker's own generation_config.json bounds it: 2 s.
     max_new_frames=25,
+)  # fmt: skip
+
+# The trained AURA of the package. Its pixel limits keep a chunk within 300 tokens, which two CPU cores see in time.
+NANO = replace(
+    TINY,
+    aura=Text(256, 512, 5, 4, 2, 64, (12, 10, 10)),
+    vision_layers=5, vision_width=160, vision_heads=5, vision_intermediate=480, vision_deepstack=(2,), vision_positions=144,
+    image_pixels=(65536, 147456), video_pixels=(4096, 614400),
 )  # fmt: skip
 
 LANGUAGES = {
@@ -258,10 +269,13 @@ def aura_files(sizes: Sizes, ids: Mapping[str, int], vocabulary: int) -> dict[st
             "top_p": 0.8,
             "top_k": 20,
         },
-        "preprocessor_config.json": {**pixels, "size": {"shortest_edge": 65536, "longest_edge": 16777216}},
+        "preprocessor_config.json": {
+            **pixels,
+            "size": {"shortest_edge": sizes.image_pixels[0], "longest_edge": sizes.image_pixels[1]},
+        },
         "video_preprocessor_config.json": {
             **pixels,
-            "size": {"shortest_edge": 4096, "longest_edge": 25165824},
+            "size": {"shortest_edge": sizes.video_pixels[0], "longest_edge": sizes.video_pixels[1]},
             "fps": 2,
             "min_frames": 4,
             "max_frames": 768,

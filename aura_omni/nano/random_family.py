@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -53,18 +53,18 @@ def write_family(
     vocabulary = 151936 if sizes is not TINY else 512
     write = _Writer(dtype, device, seed)
     with torch.device("meta"):
-        ids = _write_tokenizer(folder / "asr", published.AUDIO_TOKENS)
+        ids = write_tokenizer(folder / "asr", published.AUDIO_TOKENS)
         files = published.asr_files(sizes, ids, vocabulary)
         hearing = AsrConfig.from_json(files["config.json"])
         write.checkpoint(folder / "asr", files, [(Qwen3Asr(hearing), hearing.layout)])
 
-        ids = _write_tokenizer(folder / "aura", published.AURA_TOKENS)
+        ids = write_tokenizer(folder / "aura", published.AURA_TOKENS)
         files = published.aura_files(sizes, ids, vocabulary)
         write.checkpoint(folder / "aura", files, [(Qwen3VL(VLConfig.from_json(files["config.json"])), VL_LAYOUT)])
 
         for kind in kinds:
             home = folder / f"tts_{kind}"
-            ids = _write_tokenizer(home, published.AUDIO_TOKENS)
+            ids = write_tokenizer(home, published.AUDIO_TOKENS)
             files = published.tts_files(sizes, ids, vocabulary, kind=kind)
             config = files["config.json"]
             networks: list[tuple[nn.Module, Layout]] = [(Talker(TalkerConfig.from_json(config)), TALKER_LAYOUT)]
@@ -163,8 +163,13 @@ class _Writer:
         return value.to(self._dtype).cpu().contiguous()
 
 
-def _write_tokenizer(folder: Path, added: tuple[str, ...]) -> dict[str, int]:
-    """tokenizer.json and tokenizer_config.json; returns the id of every added token and of "assistant"."""
+def write_tokenizer(
+    folder: Path, added: tuple[str, ...], *, texts: Iterable[str] = _TEXTS * 4, pieces: int = 400
+) -> dict[str, int]:
+    """tokenizer.json and tokenizer_config.json, of `pieces` byte pairs learnt from texts, and the added tokens.
+
+    Returns the id of every added token and of "assistant".
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -175,9 +180,9 @@ def _write_tokenizer(folder: Path, added: tuple[str, ...]) -> dict[str, int]:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=400, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
+        vocab_size=pieces, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
     )
-    tokenizer.train_from_iterator(_TEXTS * 4, trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     names = (*published.CONTROL_TOKENS, *published.PLAIN_ADDED_TOKENS, *added)
     special = {*published.CONTROL_TOKENS, *published.AUDIO_TOKENS} - {"<asr_text>"}  # which must outlive decoding
     tokenizer.add_tokens([AddedToken(name, normalized=False, special=name in special) for name in names])

@@ -9,26 +9,31 @@ Knows endpoints and lifetimes. What an answer looks like is in chat.py, completi
 from __future__ import annotations
 
 import asyncio
+import errno
+import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
 from aura_omni import __version__
-from aura_omni.errors import ConfigError, ModelNotFound, Unavailable
+from aura_omni.config.config import DEFAULT_HOST, DEFAULT_MAX_BODY_BYTES, DEFAULT_PARTS, DEFAULT_PORT
+from aura_omni.errors import ConfigError, ModelNotFound, Unavailable, shown
 from aura_omni.media.fetch import MediaPolicy
 from aura_omni.server import chat, errors
 from aura_omni.server.loading import LoadingPipeline
-from aura_omni.server.middleware import ApiKeys, BodyLimit, RequestId
+from aura_omni.server.middleware import ApiKeys, BodyLimit, Outermost
 from aura_omni.server.parts import MediaReader
 from aura_omni.server.turns import Pipeline
 
-GRACE_S = 5  # how long answers in flight may finish after the signal to stop
+GRACE_S = 5.0  # how long answers in flight may finish after the signal to stop
+_LAST_WORD_S = 2.0  # for telling the clients of the others, after the pipeline has ended their turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +45,12 @@ class ServerConfig:
     media_limits     most "audio", "image" and "video" parts in one request; a kind that is not named has no limit
     """
 
-    host: str = "127.0.0.1"
-    port: int = 8091
+    host: str = DEFAULT_HOST
+    port: int = DEFAULT_PORT
     api_keys: tuple[str, ...] = ()
-    max_body_bytes: int = 160 * 2**20
+    max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     media: MediaPolicy = field(default_factory=MediaPolicy)
-    media_limits: Mapping[str, int] = field(default_factory=dict)
+    media_limits: Mapping[str, int] = field(default_factory=lambda: dict(DEFAULT_PARTS))
 
 
 def create_app(config: ServerConfig, pipeline: Pipeline) -> FastAPI:
@@ -61,7 +66,7 @@ def create_app(config: ServerConfig, pipeline: Pipeline) -> FastAPI:
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
     if config.api_keys:
         app.add_middleware(ApiKeys, keys=config.api_keys)
-    app.add_middleware(RequestId)  # added last, so outermost
+    app.add_middleware(Outermost)  # added last, so around the others
     app.include_router(chat.router(pipeline, MediaReader(config.media, config.media_limits)))
     _add_state(app, pipeline)
     return app
@@ -78,16 +83,19 @@ def _add_state(app: FastAPI, pipeline: Pipeline) -> None:
         if not pipeline.ready:
             raise Unavailable(pipeline.reason)
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health() -> dict[str, str]:
         check_ready()
         return {"status": "healthy"}
 
+    @app.head("/v1/models", include_in_schema=False)
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         check_ready()
         return {"object": "list", "data": [model(name) for name in pipeline.served_names]}
 
+    @app.head("/v1/models/{name:path}", include_in_schema=False)
     @app.get("/v1/models/{name:path}")
     async def one_model(name: str) -> dict[str, Any]:
         check_ready()
@@ -96,11 +104,49 @@ def _add_state(app: FastAPI, pipeline: Pipeline) -> None:
         return model(name)
 
 
-def run(config: ServerConfig, load: Callable[[], Pipeline]) -> None:
-    """Serve until SIGINT or SIGTERM.
+class _Server(uvicorn.Server):
+    """Stops in three steps: no new connections; answers finish within the grace; the others are told that it stops."""
+
+    def __init__(self, app: FastAPI, pipeline: Pipeline, *, grace_s: float) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=ceil(grace_s + _LAST_WORD_S),
+            )
+        )
+        self._pipeline = pipeline
+        self._grace_s = grace_s
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn's raises them again after the end, and the exit status would say that the process was killed."""
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        ending = asyncio.create_task(self._end_turns())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            ending.cancel()
+
+    async def _end_turns(self) -> None:
+        await asyncio.sleep(self._grace_s)
+        await asyncio.to_thread(self._pipeline.close)
+
+
+def run(config: ServerConfig, load: Callable[[], Pipeline], *, grace_s: float = GRACE_S) -> None:
+    """Serve until SIGINT or SIGTERM, and return.
 
     The port opens at once and answers 503 while load() runs in a thread; then one line with URL and names is printed.
-    Raises what load() raises, after the port is closed, and ConfigError when the port is taken.
+    After the signal answers may finish for grace_s; turns that take longer end as unavailable. Raises what load() raises, after the port is closed, and ConfigError when the port is taken.
     """
     with _listen(config.host, config.port) as listener:
         host, port = listener.getsockname()[:2]
@@ -113,18 +159,9 @@ def run(config: ServerConfig, load: Callable[[], Pipeline]) -> None:
                 print(f"aura-omni: {url} serves {', '.join(pipeline.served_names)}", flush=True)
 
         pipeline = LoadingPipeline(load, loaded)
-        server = uvicorn.Server(
-            uvicorn.Config(
-                create_app(config, pipeline),
-                log_level="warning",
-                access_log=False,
-                server_header=False,
-                timeout_graceful_shutdown=GRACE_S,
-            )
-        )
+        server = _Server(create_app(config, pipeline), pipeline, grace_s=grace_s)
         pipeline.start()
-        with suppress(KeyboardInterrupt):
-            server.run(sockets=[listener])
+        server.run(sockets=[listener])
     if pipeline.failure is not None:
         raise pipeline.failure
 
@@ -133,5 +170,8 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=2048)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}; choose another --port") from None
+    except (OSError, UnicodeError) as error:
+        number = error.errno if isinstance(error, OSError) else None
+        flag = "--port" if number in (errno.EADDRINUSE, errno.EACCES) else "--host"
+        reason = (error.strerror if isinstance(error, OSError) else None) or "no such host name"
+        raise ConfigError(f"cannot listen on {shown(host)} port {port}: {reason}; choose another {flag}") from None

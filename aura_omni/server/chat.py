@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,11 +11,12 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from aura_omni.errors import BadRequest, ModelNotFound, Unavailable, UnsupportedOption
+from aura_omni.errors import AuraError, BadRequest, ModelNotFound, Unavailable, UnsupportedOption
 from aura_omni.flow import Ended, StageName, TurnRequest
 from aura_omni.media.audio import AudioFormat
+from aura_omni.media.budget import Budget
 from aura_omni.server.completion import Heard, Wanted, completion, failure
-from aura_omni.server.errors import error_line
+from aura_omni.server.errors import error_line, log_failure
 from aura_omni.server.parts import MediaReader
 from aura_omni.server.sampling import stage_sampling
 from aura_omni.server.schemas import ChatRequest, documented, read_body
@@ -24,7 +24,6 @@ from aura_omni.server.stream import ChunkStream
 from aura_omni.server.turns import Pipeline, opened, unless_gone
 from aura_omni.server.voice import request_fields_named, voice_request
 
-_LOG = logging.getLogger(__name__)
 _FORMATS: dict[str, AudioFormat] = {
     "wav": "wav", "pcm": "pcm16", "pcm16": "pcm16", "flac": "flac", "mp3": "mp3", "opus": "opus",
 }  # fmt: skip
@@ -44,7 +43,10 @@ def router(pipeline: Pipeline, media: MediaReader) -> APIRouter:
 
         async def work(send: Send) -> None:
             with request_fields_named():
-                await answer(pipeline, await turn_request(body, pipeline.stages, wanted, media), wanted, send)
+                asked = await turn_request(body, pipeline.stages, wanted, media)
+                failed = await answer(pipeline, asked, wanted, send)
+            if failed is not None:
+                log_failure(request.scope, failed)
 
         return _WhileConnected(work)
 
@@ -122,12 +124,12 @@ async def turn_request(
     """Everything that can be refused without media is refused before any medium is fetched."""
     sampling = stage_sampling(body, stages)
     asked = voice_request(body)
-    voice = asked.voice
+    voice, budget = asked.voice, Budget()
     if asked.ref_audio is not None and wanted.audio:
-        ref_audio = await media.audio(asked.ref_audio, param="additional_information.tts_ref_audio")
+        ref_audio = await media.audio(asked.ref_audio, param="additional_information.tts_ref_audio", budget=budget)
         voice = replace(voice, ref_audio=ref_audio)
     return TurnRequest(
-        messages=await media.messages(body.messages),
+        messages=await media.messages(body.messages, budget=budget),
         speak=wanted.audio,
         system_prompt=asked.system_prompt,
         voice=voice,
@@ -138,7 +140,7 @@ async def turn_request(
 # ---------------------------------------------------------------- answer
 
 
-async def _whole(pipeline: Pipeline, request: TurnRequest, wanted: Wanted, send: Send) -> None:
+async def _whole(pipeline: Pipeline, request: TurnRequest, wanted: Wanted, send: Send) -> AuraError | None:
     heard = Heard()
     async with opened(pipeline, request) as events:
         async for event in events:
@@ -149,6 +151,7 @@ async def _whole(pipeline: Pipeline, request: TurnRequest, wanted: Wanted, send:
     if error is not None:
         raise error
     await _send_json(await asyncio.to_thread(completion, heard, ended, wanted), send)
+    return None
 
 
 async def _send_json(body: dict[str, Any], send: Send) -> None:
@@ -157,23 +160,26 @@ async def _send_json(body: dict[str, Any], send: Send) -> None:
     await send({"type": "http.response.body", "body": response.body})
 
 
-async def _streamed(pipeline: Pipeline, request: TurnRequest, wanted: Wanted, send: Send) -> None:
-    """Headers leave with the first line, so a turn that fails before it has something to say gets a real status."""
+async def _streamed(pipeline: Pipeline, request: TurnRequest, wanted: Wanted, send: Send) -> AuraError | None:
+    """Headers leave with the first line, so a turn that fails before it has something to say gets a real status.
+
+    Returns the error that the stream ended with.
+    """
     chunks = ChunkStream(wanted)
     begun = False
+    error: AuraError | None = None
     async with opened(pipeline, request) as events:
         async for event in events:
             error = failure(event) if isinstance(event, Ended) else None
             if error is not None and not begun:
                 raise error
-            if error is not None:
-                _LOG.warning("%s failed after %s began: %s", wanted.id, "its stream", error.message)
             for line in chunks.lines(event) if error is None else (error_line(error),):
                 if not begun:
                     await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
                     begun = True
                 await send({"type": "http.response.body", "body": line, "more_body": True})
     await send({"type": "http.response.body", "body": b"", "more_body": False})
+    return error
 
 
 _SSE_HEADERS = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import Scope
 
 from aura_omni.errors import (
     AuraError,
@@ -23,14 +25,16 @@ from aura_omni.errors import (
     UnsupportedOption,
 )
 
+_LOG = logging.getLogger(__name__)
 MESSAGE_LENGTH = 500  # characters; a message may quote a value, never a payload
+_BEFORE_CUT = 200  # of a longer one; its end has the limit and the way out
 _RETRY_AFTER_S = {Unavailable: 5, Overloaded: 1}
 
 
 def error_body(error: AuraError) -> dict[str, Any]:
     message = error.message
     if len(message) > MESSAGE_LENGTH:
-        message = message[: MESSAGE_LENGTH - 3] + "..."
+        message = f"{message[:_BEFORE_CUT]}...{message[_BEFORE_CUT + 3 - MESSAGE_LENGTH :]}"
     return {"error": {"message": message, "type": error.type, "param": error.param, "code": error.code}}
 
 
@@ -81,11 +85,31 @@ def _path(location: Sequence[int | str]) -> str:
     return path
 
 
-def install(app: FastAPI) -> None:
-    """Answer every exception of the app in the shape above."""
+def log_failure(scope: Scope, error: AuraError) -> None:
+    """Once for each request that fails on the server's side; what the client did wrong is its own business."""
+    if error.status < 500:
+        return
+    level = logging.ERROR
+    if isinstance(
+        error, Unavailable
+    ):  # who asks whether the server is ready asks often, and "not yet" is a good answer
+        level = logging.WARNING if scope["method"] == "POST" else logging.DEBUG
+    cause = f" ({error.__cause__!r})" if error.__cause__ is not None else ""
+    where = f"{scope['method']} {scope['path']}"
+    _LOG.log(level, "%s %s: %d %s: %s%s", request_id(scope), where, error.status, error.code, error.message, cause)
 
-    async def from_aura(_: Request, error: Exception) -> Response:
+
+def request_id(scope: Scope) -> str:
+    """As middleware.Outermost decided it."""
+    return str(scope["state"]["request_id"])
+
+
+def install(app: FastAPI) -> None:
+    """Answer what the app raises in the shape above; bugs are answered around it, by middleware.Outermost."""
+
+    async def from_aura(request: Request, error: Exception) -> Response:
         assert isinstance(error, AuraError)
+        log_failure(request.scope, error)
         return error_response(error)
 
     async def from_http(_: Request, error: Exception) -> Response:
@@ -101,13 +125,5 @@ def install(app: FastAPI) -> None:
             return response
         return error_response(BadRequest(str(error.detail)))
 
-    async def from_bug(request: Request, _: Exception) -> Response:
-        # The handler of Exception runs outside all middleware, so the header is added here; uvicorn logs the trace.
-        request_id = request.scope["state"]["request_id"]
-        response = error_response(AuraError(f"the server failed; its log has the reason under {request_id}"))
-        response.headers["x-request-id"] = request_id
-        return response
-
     app.add_exception_handler(AuraError, from_aura)
     app.add_exception_handler(HTTPException, from_http)
-    app.add_exception_handler(Exception, from_bug)

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
+import logging
 import re
 import uuid
 from collections.abc import Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from aura_omni.errors import TooLarge, Unauthorized
-from aura_omni.server.errors import error_response
+from aura_omni.errors import AuraError, TooLarge, Unauthorized, Unavailable
+from aura_omni.server.errors import error_response, log_failure
 
+_LOG = logging.getLogger(__name__)
 _USABLE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _OPEN_PATHS = frozenset({"/health"})
 
 
-class RequestId:
-    """Puts x-request-id on every response: the caller's, if it is harmless to repeat, or a new one."""
+class Outermost:
+    """Names every request, and answers it whatever happens inside.
+
+    x-request-id is the caller's, if it is harmless to repeat, or a new one. A bug is logged under it and is a 500. A
+    request that is cancelled, which happens when the server has no more time for it, is a 503.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -30,13 +38,29 @@ class RequestId:
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _USABLE_ID.fullmatch(given) else uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
+        begun = False
 
         async def named(message: Message) -> None:
+            nonlocal begun
             if message["type"] == "http.response.start":
+                begun = True
                 MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
-        await self.app(scope, receive, named)
+        error: AuraError
+        try:
+            await self.app(scope, receive, named)
+            return
+        except ClientDisconnect:  # in the middle of its upload: nobody is left to answer
+            return
+        except asyncio.CancelledError:  # only the server that stops cancels a request, and it ends with this answer
+            error = Unavailable("the server stops; ask again")
+            log_failure(scope, error)
+        except Exception:
+            _LOG.exception("%s %s %s failed", request_id, scope["method"], scope["path"])
+            error = AuraError(f"the server failed; its log has the reason under {request_id}")
+        if not begun:
+            await error_response(error)(scope, receive, named)
 
 
 class ApiKeys:
@@ -98,7 +122,7 @@ class BodyLimit:
     def _error(self, size: str) -> TooLarge:
         return TooLarge(
             f"the body is {size}; this server takes {self._max_bytes:,} bytes. Send a shorter clip, "
-            "or raise max_body_bytes"
+            "or raise media.max_body_bytes in the deploy file"
         )
 
 

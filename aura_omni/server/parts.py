@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
+from aura_omni.config.config import DEFAULT_PARTS
 from aura_omni.errors import BadRequest
-from aura_omni.flow import Audio, Message, Part, Role, Text, Video
+from aura_omni.flow import Audio, Message, Part, Role, Text
 from aura_omni.media.audio import decode_audio
+from aura_omni.media.budget import Budget
 from aura_omni.media.fetch import MediaPolicy, decode_base64, fetch
 from aura_omni.media.image import decode_image
 from aura_omni.media.video import decode_video
@@ -25,20 +29,32 @@ from aura_omni.server.schemas import (
 )
 
 T = TypeVar("T")
+MediaPart = AudioUrlPart | InputAudioPart | VideoUrlPart | ImageUrlPart
 
 _ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _KINDS = {"audio_url": "audio", "input_audio": "audio", "video_url": "video", "image_url": "image"}
 _NAMES_A_PLACE = re.compile(r"(?!data:)[A-Za-z][A-Za-z0-9+.-]*:", re.IGNORECASE)  # base64 has no colon
 
 
+_AT_ONCE = 4  # media read side by side: of the server while they decode, of one request also while they are fetched
+
+
+def _decoders() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="decode")
+
+
 @dataclass(frozen=True, slots=True)
 class MediaReader:
-    """What messages point at, as flow data. most: how many "audio", "image" and "video" parts one request may have."""
+    """What messages point at, as flow data. One for the server: its threads are the only ones that decode.
+
+    most: how many "audio", "image" and "video" parts one request may have.
+    """
 
     policy: MediaPolicy
-    most: Mapping[str, int] = field(default_factory=dict)
+    most: Mapping[str, int] = field(default_factory=lambda: dict(DEFAULT_PARTS))
+    decoders: ThreadPoolExecutor = field(default_factory=_decoders)
 
-    async def messages(self, messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
+    async def messages(self, messages: Sequence[ChatMessage], *, budget: Budget) -> tuple[Message, ...]:
         """All messages, their media side by side. Raises AuraError naming messages[i].content[j]."""
         roles = [_ROLES[message.role] for message in messages]
         if roles[-1] != "user":
@@ -48,10 +64,18 @@ class MediaReader:
             )
         contents = [_content(message, index) for index, message in enumerate(messages)]
         self._count(contents)
+        turn = asyncio.Semaphore(_AT_ONCE)  # so that few files as sent are held, and the others only as decoded
+
+        async def load(part: ContentPart, where: str) -> Part:
+            if isinstance(part, TextPart):
+                return Text(part.text)
+            async with turn:
+                return await self._load(part, f"{where}.{part.type}", budget)
+
         loaded = iter(
             await together(
                 [
-                    self._load(part, f"messages[{index}].content[{number}]")
+                    load(part, f"messages[{index}].content[{number}]")
                     for index, content in enumerate(contents)
                     for number, part in enumerate(content)
                 ]
@@ -76,33 +100,32 @@ class MediaReader:
                         param=f"messages[{index}].content[{number}]",
                     )
 
-    async def _load(self, part: ContentPart, where: str) -> Part:
-        param = f"{where}.{part.type}"
+    async def _load(self, part: MediaPart, param: str, budget: Budget) -> Part:
         match part:
-            case TextPart():
-                return Text(part.text)
             case AudioUrlPart():
-                return await self.audio(part.audio_url.url, param=param)
+                return await self.audio(part.audio_url.url, param=param, budget=budget)
             case InputAudioPart():
-                return await self.audio(part.input_audio.data, param=param)
+                return await self.audio(part.input_audio.data, param=param, budget=budget)
             case VideoUrlPart():
-                return await self._video(part.video_url.url, param)
+                data = await self._bytes(part.video_url.url, param)
+                frames, pixels = self.policy.max_video_frames, self.policy.max_pixels
+                return await self._decoded(
+                    partial(decode_video, data, max_frames=frames, max_pixels=pixels, budget=budget, param=param)
+                )
             case ImageUrlPart():
-                return await self._image(part.image_url.url, param)
+                data = await self._bytes(part.image_url.url, param)
+                pixels = self.policy.max_pixels
+                return await self._decoded(partial(decode_image, data, max_pixels=pixels, budget=budget, param=param))
 
-    async def audio(self, source: str, *, param: str) -> Audio:
+    async def audio(self, source: str, *, param: str, budget: Budget) -> Audio:
         """source is a URL, a data URL or bare base64."""
         data = await self._bytes(source, param)
-        return await asyncio.to_thread(decode_audio, data, max_s=self.policy.max_audio_s, param=param)
+        longest_s = self.policy.max_audio_s
+        return await self._decoded(partial(decode_audio, data, max_s=longest_s, budget=budget, param=param))
 
-    async def _video(self, source: str, param: str) -> Video:
-        data = await self._bytes(source, param)
-        frames, pixels = self.policy.max_video_frames, self.policy.max_pixels
-        return await asyncio.to_thread(decode_video, data, max_frames=frames, max_pixels=pixels, param=param)
-
-    async def _image(self, source: str, param: str) -> Video:
-        data = await self._bytes(source, param)
-        return await asyncio.to_thread(decode_image, data, max_pixels=self.policy.max_pixels, param=param)
+    async def _decoded(self, decode: Callable[[], T]) -> T:
+        """In a thread that cannot be interrupted: a request that is given up does not make room before it is done."""
+        return await asyncio.get_running_loop().run_in_executor(self.decoders, decode)
 
     async def _bytes(self, source: str, param: str) -> bytes:
         if _NAMES_A_PLACE.match(source):

@@ -12,7 +12,7 @@ from typing import Any
 
 from aura_omni.errors import BadRequest, UnsupportedOption
 from aura_omni.flow import Sampling, StageName, checked_sampling
-from aura_omni.server.schemas import ChatRequest, asks_nothing, nearest
+from aura_omni.server.schemas import ChatRequest, asks_nothing, hint
 
 _SAMPLING = tuple(field.name for field in fields(Sampling))
 _DIRECT = tuple(name for name in _SAMPLING if name in ChatRequest.model_fields)
@@ -86,8 +86,8 @@ def _checked_entry(entry: Mapping[str, Any], where: str) -> dict[str, Any]:
             if not asks_nothing(name, value):
                 raise UnsupportedOption(f"{where}.{name} is not served; leave it out", param=f"{where}.{name}")
         else:
-            hint = nearest(name, _SAMPLING)
-            raise BadRequest(f"{where}: unknown field {name[:60]!r}{hint}", param=f"{where}.{name[:60]}")
+            meant = hint(name, _SAMPLING)
+            raise BadRequest(f"{where}: unknown field {name[:60]!r}{meant}", param=f"{where}.{name[:60]}")
     try:
         return checked_sampling(ours)
     except BadRequest as error:

@@ -8,8 +8,8 @@ false, empty, or the value in `ASKS_NOTHING`); anything else is refused by name,
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import pydantic_core
@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSche
 from pydantic_core import PydanticCustomError
 from starlette.requests import Request
 
-from aura_omni.errors import BadRequest
+from aura_omni.errors import BadRequest, TooLarge, nearest
 from aura_omni.server.errors import bad_request
 
 # flow.checked_sampling checks these, with their limits in its messages
@@ -25,10 +25,10 @@ Number = Annotated[Any, WithJsonSchema({"type": ["number", "null"]})]
 Integer = Annotated[Any, WithJsonSchema({"type": ["integer", "null"]})]
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """'; did you mean 'x'?' for a misspelt name, or nothing."""
-    close = difflib.get_close_matches(name[:60], list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+def hint(name: str, known: Iterable[str]) -> str:
+    """'; did you mean 'x'?' for a misspelt name, or nothing: a request has too many names to list them."""
+    close = nearest(name, known)
+    return f"; did you mean {close!r}?" if close else ""
 
 
 ASKS_NOTHING: Mapping[str, tuple[Any, ...]] = {
@@ -77,7 +77,7 @@ class Body(BaseModel):
             raise PydanticCustomError(
                 "unknown_field",
                 "unknown field '{field}'{hint}",
-                {"field": name[:60], "hint": nearest(name, cls.model_fields)},
+                {"field": name[:60], "hint": hint(name, cls.model_fields)},
             )
         return data
 
@@ -267,27 +267,77 @@ class ChatRequest(Body):
 
 # ---------------------------------------------------------------- reading
 
+LARGE_BODY_BYTES = 2**20
+MAX_VALUES = 1_000_000  # of a body, about; base64 has no commas
+MAX_CHARACTERS = 4_000_000  # of a body without media, ten times what the longest context could hold
+MAX_MESSAGES = 4_096
+MAX_PARTS = 1_024  # content parts of all messages
+MEDIA_FIELDS = frozenset({"url", "data", "audio_url", "input_audio", "video_url", "image_url", "tts_ref_audio"})
+
 
 async def read_body(request: Request, kind: type[B]) -> B:
     """The JSON body of a request. Raises BadRequest with the path to the first problem, TooLarge from the limit."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise BadRequest("the body must be JSON; send the header 'Content-Type: application/json'")
+    body = await request.body()
+    if len(body) > LARGE_BODY_BYTES:  # others are answered meanwhile
+        return await asyncio.to_thread(_read, kind, body)
+    return _read(kind, body)
+
+
+def _read(kind: type[B], body: bytes) -> B:
+    values = sum(map(body.count, (b",", b"[", b"{")))
+    if values > MAX_VALUES:  # of two bytes each, they would become objects of sixty
+        raise TooLarge(f"the body has {values:,} commas and brackets; at most {MAX_VALUES:,}. Send less")
     try:
-        data = pydantic_core.from_json(await request.body(), allow_inf_nan=False)
+        data = pydantic_core.from_json(body, allow_inf_nan=False)
     except ValueError as error:
         raise BadRequest(f"the body is not JSON: {error}") from None
+    if len(body) > MAX_CHARACTERS:
+        characters = sum(_characters(data))
+        if characters > MAX_CHARACTERS:
+            raise TooLarge(f"the body has {characters:,} characters of text; at most {MAX_CHARACTERS:,}. Send less")
     return checked(kind, data)
+
+
+def _characters(node: Any) -> Iterator[int]:
+    """Lengths of all texts but media."""
+    waiting = [node]
+    while waiting:
+        match waiting.pop():
+            case str() as text:
+                yield len(text)
+            case list() as items:
+                waiting += items
+            case dict() as fields:
+                yield sum(map(len, fields))
+                waiting += [
+                    value for key, value in fields.items() if key not in MEDIA_FIELDS or isinstance(value, dict | list)
+                ]
 
 
 def checked(kind: type[B], data: Any) -> B:
     """A body from parsed JSON. Raises BadRequest with the path to the first problem."""
     if not isinstance(data, dict):
         raise BadRequest("the body must be a JSON object")
+    _check_counts(data.get("messages"))
     try:
         return kind.model_validate(data)
     except ValidationError as invalid:
         raise bad_request(invalid) from None
+
+
+def _check_counts(messages: Any) -> None:
+    """Before anything is made of them; what is no list of messages is refused by its type."""
+    if not isinstance(messages, list):
+        return
+    if len(messages) > MAX_MESSAGES:
+        raise BadRequest(f"{len(messages):,} messages; at most {MAX_MESSAGES:,}", param="messages")
+    contents = [message.get("content") for message in messages if isinstance(message, dict)]
+    parts = sum(len(content) for content in contents if isinstance(content, list))
+    if parts > MAX_PARTS:
+        raise BadRequest(f"the messages have {parts:,} content parts; at most {MAX_PARTS:,} in all", param="messages")
 
 
 def documented(kind: type[Body]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from aura_omni.errors import BadRequest, BadVoice, UnsupportedOption
 from aura_omni.flow import Voice, VoiceTask
-from aura_omni.server.schemas import ChatRequest, SpeakerId, asks_nothing, nearest
+from aura_omni.server.schemas import ChatRequest, SpeakerId, asks_nothing, hint
 
 _WHERE = "additional_information"
 _SERVED = (
@@ -111,8 +111,8 @@ class _Keys:
                 if not asks_nothing(name, value):
                     raise UnsupportedOption(f"{_WHERE}.{name} is not served; leave it out", param=f"{_WHERE}.{name}")
             else:
-                hint = nearest(name, _SERVED)
-                raise BadRequest(f"{_WHERE}: unknown key {name[:60]!r}{hint}", param=f"{_WHERE}.{name[:60]}")
+                meant = hint(name, _SERVED)
+                raise BadRequest(f"{_WHERE}: unknown key {name[:60]!r}{meant}", param=f"{_WHERE}.{name[:60]}")
 
     def text(self, name: str) -> str | None:
         value = self._values.get(name)
@@ -133,8 +133,8 @@ class _Keys:
 
     def count(self, name: str) -> int | None:
         value = self._values.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise BadRequest(f"{_WHERE}.{name} must be a whole number from 1", param=f"{_WHERE}.{name}")
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31):
+            raise BadRequest(f"{_WHERE}.{name} must be a whole number from 1 to {2**31 - 1}", param=f"{_WHERE}.{name}")
         return value
 
     def task(self, name: str) -> VoiceTask | None:

@@ -22,14 +22,19 @@ from torch import Tensor
 from aura_omni.engine.loader import Checkpoint
 from aura_omni.engine.sequence import Batch, FinishReason, MediaSpan, Sequence
 from aura_omni.engine.stage_model import Rows, StageModel
-from aura_omni.errors import BadMedia, CheckpointError
+from aura_omni.errors import BadMedia, CheckpointError, PromptTooLong
 from aura_omni.flow import Audio, Sampling
 from aura_omni.models.qwen3_asr import FFT_SAMPLES, HOP_SAMPLES, SAMPLE_RATE, AsrConfig, Qwen3Asr
-from aura_omni.stages.clips import MAX_CLIP_S, SEARCH_S, at_speech_rate, media_key
+from aura_omni.stages.clips import MAX_CLIP_S, SEARCH_S, at_speech_rate, media_key, split_long
 from aura_omni.stages.tokenizer import TextTokenizer
 from aura_omni.stages.transcript import TEXT_TAG, TranscriptReader, language_name
 
 SAMPLING = Sampling(temperature=0.0, max_tokens=512)
+
+SOUND_TOKENS_PER_S = 13
+ANSWER_TOKENS_PER_S = 12  # fast speech is 7 words, or 10 characters of Chinese, in a second
+SPARE_TOKENS = 16  # what the answer says before the text, and the end
+_LANGUAGE_TOKENS = 16  # of a forced language, and of a last second that is not full
 
 # Shorter clips get zeros behind them, which then count as sound: so do the converted models. (The original package does
 # it only to parts of a long file, and fails on the shortest clips otherwise.)
@@ -59,9 +64,13 @@ class AsrStage(StageModel):
 
     penalise_prompt = True
 
-    def __init__(self, network: Qwen3Asr, tokenizer: TextTokenizer) -> None:
-        """network: filled and prepared, on its device. Raises CheckpointError when the tokenizer lacks a control token."""
+    def __init__(self, network: Qwen3Asr, tokenizer: TextTokenizer, *, max_model_len: int | None = None) -> None:
+        """network: filled and prepared, on its device. max_model_len: tokens of prompt and answer; None: the model's own.
+
+        Raises CheckpointError when the tokenizer lacks a control token.
+        """
         self.network, self.tokenizer = network, tokenizer
+        self.max_model_len = max_model_len or network.config.decoder.max_positions
         self.decoder, self.decoder_config = network.decoder, network.config.decoder
         weight = network.embed_tokens.weight
         self.device, self.dtype = weight.device, weight.dtype
@@ -74,11 +83,13 @@ class AsrStage(StageModel):
         self._after = [tokenizer.id("<|audio_end|>"), end, *text("\n"), start, *text("assistant\n")]
 
     @classmethod
-    def load(cls, checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dtype) -> AsrStage:
+    def load(
+        cls, checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dtype, max_model_len: int | None = None
+    ) -> AsrStage:
         """Either published layout. Raises CheckpointError naming what is missing, unused, misshaped or unsupported."""
         network = cls.network_of(checkpoint)
         checkpoint.load(network, network.config.layout, device=device, dtype=dtype)
-        stage = cls(network, TextTokenizer.load(checkpoint))
+        stage = cls(network, TextTokenizer.load(checkpoint), max_model_len=max_model_len)
         if stage._pad != network.config.audio_token_id:
             raise CheckpointError(
                 f"config.json of checkpoint {checkpoint.name}: audio_token_id is {network.config.audio_token_id}, "
@@ -89,24 +100,58 @@ class AsrStage(StageModel):
     @staticmethod
     def network_of(checkpoint: Checkpoint) -> Qwen3Asr:
         """The network that its configuration describes, on the meta device."""
-        config = checkpoint.parse(AsrConfig.from_json)
-        _check_front_end(checkpoint, config)
         with torch.device("meta"):
-            return Qwen3Asr(config)
+            network = checkpoint.parse(lambda config: Qwen3Asr(AsrConfig.from_json(config)))
+        _check_front_end(checkpoint, network.config)
+        return network
+
+    def parts(self, audio: Audio, *, context: str = "", max_tokens: int | None = None) -> tuple[Audio, ...]:
+        """The clip, cut into what fits the model one by one: sound, context and what is said in it (`answer_tokens`).
+
+        max_tokens: of the answer, where it is set; a part then may be as long as that leaves room for.
+        Raises PromptTooLong when the context leaves no room for sound.
+        """
+        return split_long(audio, limit_s=self.longest_part_s(context=context, max_tokens=max_tokens))
+
+    def longest_part_s(self, *, context: str = "", max_tokens: int | None = None) -> float:
+        """Seconds of sound beside which the context and the answer fit; at most MAX_CLIP_S. Raises PromptTooLong."""
+        self.tokenizer.refuse_endless([context], limit=self.max_model_len, way_out="Send less context.")
+        overhead = len(self._head(context)) + len(self._after) + _LANGUAGE_TOKENS
+        room = self.max_model_len - overhead
+        longest = (room - SPARE_TOKENS) / (SOUND_TOKENS_PER_S + ANSWER_TOKENS_PER_S)
+        if max_tokens is not None:
+            longest = max(longest, (room - max_tokens) / SOUND_TOKENS_PER_S)
+        if longest < 1:
+            raise PromptTooLong(
+                f"the context leaves {max(room, 0)} of ASR's {self.max_model_len:,} tokens, which is no second of sound and "
+                "its answer. Send less context, or raise max_model_len of the ASR stage.",
+                param="messages",
+            )
+        return min(MAX_CLIP_S, longest - min(SEARCH_S, longest / 5))  # a cut may lie that much later
+
+    @staticmethod
+    def answer_tokens(audio: Audio) -> int:
+        """More than anybody says in the clip: the budget of a transcript when nobody sets one."""
+        return SPARE_TOKENS + int(ANSWER_TOKENS_PER_S * max(audio.duration_s, 1.0))
+
+    def _head(self, context: str) -> list[int]:
+        """All that comes before the rows of sound."""
+        return [*self._system, *self.tokenizer.encode("system\n" + context), *self._before]
 
     def prompt(self, audio: Audio, *, context: str = "", language: str | None = None) -> AsrPrompt:
         """context: names and words to expect, ordinary text; language: forced, in any spelling; None lets the model say.
 
-        Raises BadRequest for an unknown language, BadMedia for a clip that `clips.split_long` must cut first.
+        Raises BadRequest for an unknown language, BadMedia for a clip that `parts` must cut first, PromptTooLong.
         """
         if audio.duration_s > MAX_CLIP_S + SEARCH_S:
             raise BadMedia(
                 f"the audio is {audio.duration_s:.1f} s long; ASR takes {MAX_CLIP_S:g} s at once. Send it in parts"
             )
         forced = None if language is None else language_name(language)
+        self.tokenizer.refuse_endless([context], limit=self.max_model_len, way_out="Send less context.")
         samples = at_speech_rate(audio)
         samples = np.pad(samples, (0, max(0, MIN_SAMPLES - len(samples))))
-        head = [*self._system, *self.tokenizer.encode("system\n" + context), *self._before]
+        head = self._head(context)
         span = MediaSpan(len(head), self.network.config.encoder.tokens(len(samples)), media_key(audio, "asr"))
         tokens = [*head, *[self._pad] * span.length, *self._after]
         if forced is not None:

@@ -135,9 +135,8 @@ class AuraStage(StageModel):
     @staticmethod
     def network_of(checkpoint: Checkpoint) -> Qwen3VL:
         """The network that its configuration describes, on the meta device."""
-        config = checkpoint.parse(VLConfig.from_json)
         with torch.device("meta"):
-            return Qwen3VL(config)
+            return checkpoint.parse(lambda config: Qwen3VL(VLConfig.from_json(config)))
 
     def prompt(self, messages: Seq[Message], *, system_prompt: str | None = None) -> AuraPrompt:
         """See `PromptWriter.write`."""
@@ -236,12 +235,7 @@ def _positions(batch: Batch) -> np.ndarray:
 
 
 def _pixel_rules(checkpoint: Checkpoint, name: str, config: VLConfig) -> PixelRules:
-    try:
-        rules = PixelRules.from_json(checkpoint.json(name))
-    except KeyError as error:
-        raise CheckpointError(f"{name} of checkpoint {checkpoint.name} lacks {error}") from error
-    except ValueError as error:
-        raise CheckpointError(f"{name} of checkpoint {checkpoint.name}: {error}") from error
+    rules = checkpoint.parse(PixelRules.from_json, name)
     vision = config.vision
     if (rules.patch, rules.temporal_patch, rules.merge) != (vision.patch, vision.temporal_patch, vision.merge):
         raise CheckpointError(

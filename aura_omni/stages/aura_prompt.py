@@ -191,6 +191,11 @@ class PromptWriter:
         without either it is the profile's.
         Raises BadMedia for frames of an impossible shape, BadRequest for pictures that are not the user's, PromptTooLong.
         """
+        self._tokenizer.refuse_endless(
+            [system_prompt or "", *(text for message in messages for text in _texts(message))],
+            limit=self._max_model_len - 1,
+            way_out="Send less text, or raise max_model_len.",
+        )
         draft = _Draft(self._encode)
         opening = [] if system_prompt is None else [system_prompt]
         if messages and messages[0].role == "system":
@@ -259,7 +264,7 @@ class PromptWriter:
             size = rules.size(count, height, width, still=video.still)
         except ValueError as error:
             raise BadMedia(
-                f"{'the image' if video.still else 'the video'} cannot be shown to the model: {error}"
+                f"{'the image' if video.still else 'the video'} cannot be shown to the model: {error}", param="messages"
             ) from error
         visual = Visual(video, size, rules)
         pad = self.controls.image_pad if video.still else self.controls.video_pad
@@ -272,7 +277,9 @@ class PromptWriter:
 
     def _refuse_pictures(self, message: Message) -> None:
         if any(isinstance(part, Video) for part in message.parts):
-            raise BadRequest(f"a {message.role} message has a video or image; only user messages can have them")
+            raise BadRequest(
+                f"a {message.role} message has a video or image; only user messages can have them", param="messages"
+            )
 
     def _encode(self, text: str) -> Iterable[int]:
         return self._remembered(text) if len(text) <= SHORT_TEXT else self._tokenizer.encode(text)
@@ -286,7 +293,8 @@ class PromptWriter:
             raise PromptTooLong(
                 f"the prompt is {len(prompt.tokens):,} tokens ({prompt.video_tokens - image:,} of video, {image:,} of images, "
                 f"{prompt.text_tokens:,} of text including what was heard); this model takes {self._max_model_len - 1:,} "
-                "and one for the answer. Send fewer or smaller frames or less text, or raise max_model_len."
+                "and one for the answer. Send fewer or smaller frames or less text, or raise max_model_len.",
+                param="messages",
             )
         return prompt
 

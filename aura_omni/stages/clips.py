@@ -52,13 +52,14 @@ def has_energy(samples: np.ndarray, rate: int = SPEECH_RATE) -> bool:
 def split_long(audio: Audio, *, limit_s: float = MAX_CLIP_S) -> tuple[Audio, ...]:
     """Audio in order, without overlap or loss, cut near each multiple of limit_s; the same object when short enough.
 
-    A cut is at the quietest sample of the quietest 100 ms within 5 s of the limit, so a part may exceed it by 5 s.
+    A cut is at the quietest sample of the quietest 100 ms within 5 s of the limit (a quarter of it, if that is less), so
+    a part may exceed it by as much.
     Parts of a longer clip are at 16 kHz. Transcripts of the parts go through `transcript.joined`.
     """
     if audio.duration_s <= limit_s:
         return (audio,)
     samples = at_speech_rate(audio)
-    limit, reach, lull = (round(seconds * SPEECH_RATE) for seconds in (limit_s, SEARCH_S, LULL_S))
+    limit, reach, lull = (round(seconds * SPEECH_RATE) for seconds in (limit_s, min(SEARCH_S, limit_s / 4), LULL_S))
     cuts = [0]
     while len(samples) - cuts[-1] > limit:
         target = cuts[-1] + limit

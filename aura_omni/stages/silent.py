@@ -2,15 +2,16 @@
 
 Knows ids and text; nothing of voices, turns or the engine. The rules:
 
-* Silent is an answer that starts with the marker or the end of the message, or that holds nothing worth showing: empty,
-  white space, punctuation (a stray " ﹑" is what a long session drifts into).
+* Silent is an answer that starts with the marker or the end of the message, or that ends by itself without anything worth
+  showing: empty, white space, punctuation (a stray " ﹑" is what a long session drifts into). One that was cut before it
+  showed anything is no choice: its text is empty.
 * The marker, ChatML markers and think blocks are never part of the text, spelled as control tokens or letter by letter.
 * Text leaves as soon as it cannot turn into one of these, nor into a stop string.
 
     reader = AnswerReader(tokenizer, silent_text="<|silent|>", stop=sampling.stop)
     for token in ids:
         delta = reader.push(token)     # "" while nothing may leave
-    delta = reader.end()               # then reader.decision is "speak" or "silent"
+    delta = reader.end(chosen=True)    # then reader.decision is "speak" or "silent"
 """
 
 from __future__ import annotations
@@ -67,8 +68,11 @@ class AnswerReader:
             text = self._detokenizer.push(token)
         return self._leave(self._stopper.push(self._cleaner.push(text)))
 
-    def end(self) -> str:
-        """What was still held back, now that no token follows. Settles the decision."""
+    def end(self, *, chosen: bool) -> str:
+        """What was still held back, now that no token follows. Settles the decision.
+
+        chosen: the model ended the answer, neither a budget nor a stop of the request did.
+        """
         if self.decision == "silent":
             return ""
         text = ""
@@ -78,7 +82,9 @@ class AnswerReader:
         text = self._held + text
         if self.decision is None:
             text = text.lstrip()
-            self.decision = "speak" if _shows(text) else "silent"
+            shows = _shows(text)
+            self.decision = "silent" if chosen and not self.stopped and not shows else "speak"
+            text = text if shows else ""
         self._held = ""
         return text if self.decision == "speak" else ""
 

@@ -56,7 +56,7 @@ class TextTrack:
 
     @property
     def ready(self) -> bool:
-        """Whether the next step has something to read. A sequence that is not ready must not be stepped."""
+        """Whether the next step has something to read. A sequence that is not ready is blocked."""
         return self.closed or bool(self._ids)
 
     def take(self) -> int:
@@ -119,7 +119,10 @@ class TalkerStage(StageModel):
         self._banned = banned
 
     @classmethod
-    def load(cls, checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dtype) -> TalkerStage:
+    def load(
+        cls, checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dtype, max_model_len: int | None = None
+    ) -> TalkerStage:
+        """max_model_len: rows of prompt and frames; None: the model's own. Raises CheckpointError."""
         talker, encoder = cls.networks_of(checkpoint)
         if talker.config.groups != CODEBOOKS:
             raise CheckpointError(
@@ -132,21 +135,22 @@ class TalkerStage(StageModel):
             )
         least_samples = encoder.config.least_samples if encoder else 0
         voices = checkpoint.parse(lambda config: Voices.from_json(config, checkpoint.name, least_samples=least_samples))
-        writer = PromptWriter.load(checkpoint)
+        writer = PromptWriter.load(checkpoint, max_model_len=max_model_len)
         checkpoint.load(talker, TALKER_LAYOUT, device=device, dtype=dtype, own="talker.")
         if encoder:
             checkpoint.load(encoder, SPEAKER_LAYOUT, device=device, dtype=dtype, own="speaker_encoder.")
-        sampling, predictor = published_sampling(checkpoint.json("generation_config.json", default={}))
+        sampling, predictor = _sampling_of(checkpoint)
         return cls(talker, encoder, writer, voices, sampling=sampling, predictor_sampling=predictor)
 
     @staticmethod
     def networks_of(checkpoint: Checkpoint) -> tuple[Talker, SpeakerEncoder | None]:
         """What its configuration describes, on the meta device; only Base checkpoints have a speaker encoder."""
-        talker_config = checkpoint.parse(TalkerConfig.from_json)
         clones = checkpoint.json("config.json").get("tts_model_type") == "base"
-        speaker_config = checkpoint.parse(SpeakerEncoderConfig.from_json) if clones else None
         with torch.device("meta"):
-            return Talker(talker_config), SpeakerEncoder(speaker_config) if speaker_config else None
+            talker = checkpoint.parse(lambda config: Talker(TalkerConfig.from_json(config)))
+            if not clones:
+                return talker, None
+            return talker, checkpoint.parse(lambda config: SpeakerEncoder(SpeakerEncoderConfig.from_json(config)))
 
     # ------------------------------------------------------------ what a request becomes
 
@@ -183,6 +187,11 @@ class TalkerStage(StageModel):
         )
         return TalkerPrompt(prefill, reference)
 
+    @staticmethod
+    def bounded(sampling: Sampling) -> Sampling:
+        """The sampling with the least number of frames that every sequence has."""
+        return replace(sampling, min_tokens=max(sampling.min_tokens, _MIN_FRAMES))
+
     def sequence(
         self,
         prompt: TalkerPrompt,
@@ -191,15 +200,25 @@ class TalkerStage(StageModel):
         predictor: Sampling | None = None,
         on_output: Callable[[np.ndarray], None],
         on_end: Callable[[FinishReason, Exception | None], None],
+        open_ended: bool = False,
     ) -> Sequence:
         """sampling.max_tokens is the frame budget; when it runs out the sequence ends with "length".
+
+        open_ended: more text follows through `feed`, until `close`; the prompt has `least_body` ids or more.
 
         predictor: of codebooks 1..15 (None: the checkpoint's); on_output gets int64 [16] per frame.
         """
         ids = self.writer.ids
         track = TextTrack(ids.text_pad)
-        track.feed(prompt.prefill.trailing_ids)
-        track.close()
+        if open_ended:
+            # All of the prompt's text but its end, which comes with `close`.
+            assert prompt.prefill.trailing_ids[-1:] == (ids.text_eos,), (
+                "text that goes on needs a prompt that waits for it"
+            )
+            track.feed(prompt.prefill.trailing_ids[:-1])
+        else:
+            track.feed(prompt.prefill.trailing_ids)
+            track.close()
         return Sequence(
             tokens=[ids.pad] * prompt.prefill.length,
             sampling=replace(sampling, min_tokens=max(sampling.min_tokens, _MIN_FRAMES)),
@@ -210,6 +229,31 @@ class TalkerStage(StageModel):
             # Rows are not a function of tokens, and a prompt of ten rows costs one step with or without a cache.
             cacheable=False,
         )
+
+    def least_body(self, speaking: Speaking, reference: Reference | None) -> int:
+        """Ids of the body that the prompt of a streaming text needs: one, or as many as lie beside a reference's frames."""
+        if reference is None or reference.codes is None:
+            return 1
+        return max(1, 1 + len(reference.codes) - len(reference.text_ids))
+
+    def feed(self, sequence: Sequence, ids: Seq[int]) -> None:
+        """More text of an open-ended sequence. Engine thread."""
+        state: TalkerState = sequence.state
+        state.track.feed(ids)
+        self._unblock(sequence)
+
+    def close(self, sequence: Sequence) -> None:
+        """The text of an open-ended sequence has ended. Engine thread."""
+        state: TalkerState = sequence.state
+        state.track.feed([self.writer.ids.text_eos])
+        state.track.close()
+        self._unblock(sequence)
+
+    def _unblock(self, sequence: Sequence) -> None:
+        state: TalkerState = sequence.state
+        if sequence.blocked and state.track.ready:
+            state.text_ids.append(state.track.take())  # of the row that was waiting for it
+            sequence.blocked = False
 
     # ------------------------------------------------------------ what the engine asks
 
@@ -238,15 +282,23 @@ class TalkerStage(StageModel):
             [len(state.frames) for state in states],
             self.device,
         )
-        text_ids = [state.track.take() for state in states]
-        inputs = (hidden, ids[:, None], torch.tensor(text_ids, device=self.device)[:, None], draw.floats, draw.integers)
+        # The text of the next row; None where it is not written yet, so that the row has to wait.
+        text_ids = [state.track.take() if state.track.ready else None for state in states]
+        known = [self.writer.ids.text_pad if text_id is None else text_id for text_id in text_ids]
+        inputs = (hidden, ids[:, None], torch.tensor(known, device=self.device)[:, None], draw.floats, draw.integers)
         complete = self._complete if self._graph is None else self._graph
         codes, rows = complete(*inputs, filters=draw.filters)
+        if self._graph is not None:
+            rows = rows.clone()  # the graph writes its next rows to the same place, also while one of these still waits
         frames = list(codes.cpu().numpy())
-        for state, frame, text_id, row in zip(states, frames, text_ids, rows, strict=True):
+        for sequence, frame, text_id, row in zip(sequences, frames, text_ids, rows, strict=True):
+            state = sequence.state
             state.frames.append(frame)
-            state.text_ids.append(text_id)
-            state.next_row = row
+            if text_id is None:
+                sequence.blocked, state.next_row = True, None
+            else:
+                state.text_ids.append(text_id)
+                state.next_row = row
         return frames
 
     def _complete(
@@ -302,16 +354,23 @@ class TalkerStage(StageModel):
         return rows
 
 
+def _sampling_of(checkpoint: Checkpoint) -> tuple[Sampling, Sampling]:
+    name = "generation_config.json"
+    try:
+        return published_sampling(checkpoint.json(name, default={}))
+    except BadRequest as error:
+        raise CheckpointError(f"{name} of checkpoint {checkpoint.name}: {error.message}") from error
+
+
 def published_sampling(generation: Mapping[str, Any]) -> tuple[Sampling, Sampling]:
-    """generation_config.json -> defaults of the Talker and of its code predictor; what it lacks is as published."""
+    """generation_config.json -> defaults of the Talker and of its code predictor; what it lacks is as published.
+
+    Raises BadRequest naming a field whose value is out of its range.
+    """
+    given = {name: generation.get(name) for name in ("temperature", "top_k", "top_p", "repetition_penalty")}
     talker = Sampling(
-        temperature=generation.get("temperature", 0.9),
-        top_k=generation.get("top_k", 50),
-        top_p=generation.get("top_p", 1.0),
-        repetition_penalty=generation.get("repetition_penalty", 1.05),
-        min_tokens=_MIN_FRAMES,
-        max_tokens=generation.get("max_new_tokens", 2_048),
-    )
+        temperature=0.9, top_k=50, repetition_penalty=1.05, min_tokens=_MIN_FRAMES, max_tokens=2_048
+    ).merged({**given, "max_tokens": generation.get("max_new_tokens")})
     if not generation.get("do_sample", True):
         talker = replace(talker, temperature=0.0)
     predictor = Sampling(temperature=0.9, top_k=50, top_p=1.0)

@@ -24,10 +24,13 @@ from typing import Any
 
 from aura_omni.engine.loader import Checkpoint
 from aura_omni.errors import BadRequest, CheckpointError
-from aura_omni.stages.tokenizer import TextTokenizer
+from aura_omni.flow import FRAME_SAMPLES
+from aura_omni.models.fields import whole
+from aura_omni.stages.tokenizer import Encoder, TextTokenizer
 from aura_omni.stages.voices import Speaking
 
 _ROLE_ROWS = 3
+LEAST_PREFILL = _ROLE_ROWS + 6  # rows of the shortest prompt: no language, no speaker, streaming
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +50,26 @@ class ControlIds:
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> ControlIds:
+        """Raises ValueError for an id that its vocabulary does not have, KeyError for a missing one."""
         talker = config["talker_config"]
+
+        def text(name: str) -> int:
+            return _id_of(config, name, talker["text_vocab_size"])
+
+        def codec(name: str) -> int:
+            return _id_of(talker, name, talker["vocab_size"])
+
         return cls(
-            text_pad=config["tts_pad_token_id"],
-            text_bos=config["tts_bos_token_id"],
-            text_eos=config["tts_eos_token_id"],
-            pad=talker["codec_pad_id"],
-            bos=talker["codec_bos_id"],
-            eos=talker["codec_eos_token_id"],
-            think=talker["codec_think_id"],
-            no_think=talker["codec_nothink_id"],
-            think_bos=talker["codec_think_bos_id"],
-            think_eos=talker["codec_think_eos_id"],
+            text_pad=text("tts_pad_token_id"),
+            text_bos=text("tts_bos_token_id"),
+            text_eos=text("tts_eos_token_id"),
+            pad=codec("codec_pad_id"),
+            bos=codec("codec_bos_id"),
+            eos=codec("codec_eos_token_id"),
+            think=codec("codec_think_id"),
+            no_think=codec("codec_nothink_id"),
+            think_bos=codec("codec_think_bos_id"),
+            think_eos=codec("codec_think_eos_id"),
         )
 
 
@@ -101,6 +112,13 @@ def prefill_length(
     return rows + codes
 
 
+def _id_of(section: Mapping[str, Any], name: str, vocabulary: int) -> int:
+    number = whole(section, name, least=0)
+    if number >= vocabulary:
+        raise ValueError(f"{name} is {number}; its vocabulary has {vocabulary} ids")
+    return number
+
+
 @dataclass(slots=True)
 class _Rows:
     text_ids: list[int] = field(default_factory=list)
@@ -115,9 +133,13 @@ class _Rows:
 class PromptWriter:
     """Text and voices to rows, for one checkpoint. Holds no state between calls; safe from any thread."""
 
-    def __init__(self, tokenizer: TextTokenizer, config: Mapping[str, Any], checkpoint: str) -> None:
+    def __init__(
+        self, tokenizer: TextTokenizer, config: Mapping[str, Any], checkpoint: str, *, max_model_len: int | None = None
+    ) -> None:
+        """max_model_len: rows of a sequence; a text that can only be more tokens is not encoded. None: the model's own."""
         self.ids = ControlIds.from_json(config)
         self._tokenizer = tokenizer
+        self._max_model_len = max_model_len or config["talker_config"]["max_position_embeddings"]
         self._text_vocab: int = config["talker_config"]["text_vocab_size"]
         self._im_start, self._im_end = tokenizer.id("<|im_start|>"), tokenizer.id("<|im_end|>")
         self._think = (tokenizer.find("<think>"), tokenizer.find("</think>"))
@@ -130,20 +152,24 @@ class PromptWriter:
             )
 
     @classmethod
-    def load(cls, checkpoint: Checkpoint) -> PromptWriter:
+    def load(cls, checkpoint: Checkpoint, *, max_model_len: int | None = None) -> PromptWriter:
         tokenizer = TextTokenizer.load(checkpoint)
-        return checkpoint.parse(lambda config: cls(tokenizer, config, checkpoint.name))
+        return checkpoint.parse(lambda config: cls(tokenizer, config, checkpoint.name, max_model_len=max_model_len))
 
-    def body(self, text: str) -> list[int]:
-        """Text to speak -> ids. Raises BadRequest when nothing is left of it.
+    def body(self, text: str, param: str = "messages") -> list[int]:
+        """Text to speak -> ids. Raises BadRequest when nothing is left of it, PromptTooLong when it cannot be read to its end.
 
         White space at the front goes: the published template puts a newline before the text, and a text that began with
         one would melt into the same token. Without it, the text alone has the ids that it has inside the template.
         """
-        ids = self._tokenizer.encode(text.lstrip())
+        ids = self._encode(text.lstrip(), param)
         if not ids:
             raise BadRequest("there is no text to speak")
         return ids
+
+    def encoder(self) -> Encoder:
+        """For a body that arrives in pieces: its ids joined are `body` of the whole text (stripped at the front)."""
+        return Encoder(self._tokenizer)
 
     def body_of_ids(self, ids: Sequence[int]) -> list[int]:
         """Ids of a language model's answer (same vocabulary) -> ids to speak.
@@ -183,11 +209,38 @@ class PromptWriter:
         return kept
 
     def instruct(self, text: str) -> list[int]:
-        """A whole user turn that says how to speak; no ids for no text."""
+        """A whole user turn that says how to speak; no ids for no text. Raises PromptTooLong as `body` does."""
         if not text:
             return []
         newline = self._tokenizer.encode("\n")
-        return [self._im_start, *self._tokenizer.encode("user\n" + text), self._im_end, *newline]
+        return [self._im_start, *self._encode("user\n" + text, "instruct"), self._im_end, *newline]
+
+    def least_length(
+        self, speaking: Speaking, *, body_ids: int, ref_text: str | None = None, reference_samples: int = 0
+    ) -> int:
+        """Rows of the prompt, before the reference (at VOICE_RATE) is encoded: exact but for its last frame.
+
+        Raises BadRequest or PromptTooLong for an instruct or ref_text that cannot be read.
+        """
+        reference_ids = self.body(ref_text, "ref_text") if ref_text is not None else []
+        return prefill_length(
+            instruct_ids=len(self.instruct(speaking.instruct)),
+            body_ids=body_ids,
+            language=speaking.language_id is not None,
+            speaker=speaking.task != "VoiceDesign",
+            non_streaming=speaking.non_streaming,
+            reference_ids=len(reference_ids),
+            reference_frames=reference_samples // FRAME_SAMPLES if ref_text is not None else None,
+        )
+
+    def _encode(self, text: str, param: str) -> list[int]:
+        self._tokenizer.refuse_endless(
+            [text],
+            limit=self._max_model_len,
+            way_out="Send less, or raise max_model_len of the Talker.",
+            param=param,
+        )
+        return self._tokenizer.encode(text)
 
     def prefill(
         self,

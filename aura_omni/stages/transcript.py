@@ -101,7 +101,15 @@ def joined(transcripts: Sequence[Transcript]) -> Transcript:
         text += part.text
         if part.language is not None and part.language not in languages[-1:]:
             languages.append(part.language)
-    return Transcript(text, ",".join(languages) or None)
+    return Transcript(text, ",".join(languages) or None, all(part.complete for part in transcripts))
+
+
+def before_stop(transcript: Transcript, stop: Sequence[str]) -> tuple[Transcript, bool]:
+    """The transcript cut before the first of the stop strings, and whether there was one. What is cut off needs no end."""
+    ends = [at for word in stop if (at := transcript.text.find(word)) >= 0]
+    if not ends:
+        return transcript, False
+    return Transcript(transcript.text[: min(ends)].rstrip(), transcript.language), True
 
 
 class TranscriptReader:

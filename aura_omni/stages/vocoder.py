@@ -53,10 +53,11 @@ def load(checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dtype) ->
 
 def networks_of(checkpoint: Checkpoint) -> tuple[CodecDecoder, CodecEncoder]:
     """What the `speech_tokenizer` folder's configuration describes, on the meta device."""
-    decoder_config = checkpoint.parse(CodecConfig.from_json)
-    encoder_config = checkpoint.parse(CodecEncoderConfig.from_json)
     with torch.device("meta"):
-        return CodecDecoder(decoder_config), CodecEncoder(encoder_config)
+        return (
+            checkpoint.parse(lambda config: CodecDecoder(CodecConfig.from_json(config))),
+            checkpoint.parse(lambda config: CodecEncoder(CodecEncoderConfig.from_json(config))),
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

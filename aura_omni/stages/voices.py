@@ -18,6 +18,7 @@ from torch import Tensor
 
 from aura_omni.errors import BadVoice, CheckpointError
 from aura_omni.flow import VOICE_RATE, Audio, Voice, VoiceTask
+from aura_omni.models.fields import whole
 
 _TASKS: dict[str, VoiceTask] = {"base": "Base", "custom_voice": "CustomVoice", "voice_design": "VoiceDesign"}
 _LACKS: dict[VoiceTask, str] = {
@@ -84,12 +85,16 @@ class Voices:
     def from_json(cls, config: Mapping[str, Any], checkpoint: str, *, least_samples: int = 0) -> Voices:
         """From a published config.json. Raises CheckpointError for a kind of checkpoint that is not known here."""
         kind, talker = config.get("tts_model_type"), config["talker_config"]
-        if kind not in _TASKS:
+        if not isinstance(kind, str) or kind not in _TASKS:
             raise CheckpointError(f"checkpoint {checkpoint} has tts_model_type {kind!r}; known are {', '.join(_TASKS)}")
         task = _TASKS[kind]
-        speakers = {name.lower(): number for name, number in (talker.get("spk_id") or {}).items()}
+        published, tongues = talker.get("spk_id") or {}, talker["codec_language_id"]
+        speakers = {name.lower(): whole(published, name, least=0) for name in published}
         dialects = {name.lower(): dialect for name, dialect in (talker.get("spk_is_dialect") or {}).items() if dialect}
-        languages = {name.lower(): number for name, number in talker["codec_language_id"].items()}
+        languages = {name.lower(): whole(tongues, name, least=0) for name in tongues}
+        beyond = [name for name, number in {**speakers, **languages}.items() if number >= talker["vocab_size"]]
+        if beyond:
+            raise CheckpointError(f"checkpoint {checkpoint}: the ids of {', '.join(beyond)} are not below vocab_size")
         if task == "CustomVoice" and not speakers:
             raise CheckpointError(f"checkpoint {checkpoint} is a custom_voice checkpoint without speakers (spk_id)")
         unknown = sorted(set(dialects.values()) - set(languages))

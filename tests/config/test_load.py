@@ -5,8 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
-from aura_omni.config import AudioChunks, Config, Options, load
+from aura_omni.config import AudioChunks, Config, Options, load, to_yaml
 from aura_omni.errors import ConfigError, DoesNotFit
 from aura_omni.flow import STAGES, Sampling
 
@@ -47,7 +48,7 @@ def test_upstream_aura_file_has_its_values():
     assert config.stage("aura").model == "aurateam/AURA"
     assert config.stage("talker").model == config.stage("code2wav").model == "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice"
     assert config.audio_chunks == AudioChunks(8, 25)
-    assert config.media.limits == {"image": 4, "video": 1}
+    assert config.media.limits == {"audio": 64, "image": 4, "video": 1}
     talker = Sampling().merged(config.stage("talker").sampling)
     assert (talker.temperature, talker.top_k, talker.repetition_penalty, talker.seed) == (0.9, 50, 1.05, 42)
     assert talker.max_tokens == 4096
@@ -65,7 +66,23 @@ def test_upstream_tts_file_has_its_values():
     assert config.audio_chunks == AudioChunks(1, 25)
     assert "seed" not in config.stage("talker").sampling
     assert config.stage("talker").sampling["min_tokens"] == 2
-    assert config.stage("talker").subtalker["do_sample"] is True
+    assert config.stage("talker").subtalker == {}
+    assert config.stage("talker").sampling.keys() <= {
+        "min_tokens",
+        "max_tokens",
+        "temperature",
+        "top_k",
+        "seed",
+        "repetition_penalty",
+    }
+
+
+def test_a_silent_file_leaves_sampling_to_the_checkpoint(tmp_path):
+    file = tmp_path / "silent.yaml"
+    file.write_text("pipeline: qwen3_tts\nstages:\n  - stage_id: 0\n    model: a\n  - stage_id: 1\n    model: a\n")
+    talker = loaded(deploy_config=str(file)).stage("talker")
+    assert talker.sampling == {"min_tokens": 2}
+    assert talker.subtalker == {}
 
 
 def test_keys_without_use_are_named_once_with_the_reason():
@@ -75,7 +92,8 @@ def test_keys_without_use_are_named_once_with_the_reason():
     assert any(line.startswith("decode_cudagraph_capture_sizes (connector shared_memory)") for line in notes)
     assert any(line.startswith("async_scheduling (stage 3)") for line in notes)
     assert any(line.startswith("default_sampling_params (stage 3)") for line in notes)
-    assert not any("max_model_len" in line.split(" ")[0] for line in notes)
+    assert any(line.startswith("max_model_len (stage 3)") for line in notes)
+    assert not any(line.startswith("max_model_len") and "(stage 3)" not in line for line in notes)
     assert not any(line.startswith("codec_streaming") for line in notes)  # true is what happens anyway
     assert len(notes) == len(set(notes))
 
@@ -90,7 +108,7 @@ def test_packaged_files_are_found_by_name_and_load_without_notes_of_their_own(na
 def test_packaged_aura_file_agrees_with_upstreams():
     ours, theirs = loaded(deploy_config="aura_omni"), loaded(deploy_config=AURA)
     for mine, other in zip(ours.stages, theirs.stages, strict=True):
-        # The two differ in how the Talker's stop id is known, in its least length, and in fields that say the default.
+        # The two differ in how long a transcript may be (ours: as its clip), how the Talker's stop id is known, in its least length, and in fields that say the default.
         sampling = Sampling().merged(other.sampling | {"stop_token_ids": [], "top_k": mine.sampling.get("top_k", 0)})
         assert Sampling().merged(mine.sampling) == sampling
         assert replace(mine, sampling={}) == replace(other, sampling={})
@@ -337,6 +355,52 @@ def test_media_flags_become_a_policy(tmp_path):
     ).media
     assert media.allowed_local_path == tmp_path.resolve()
     assert media.allowed_domains == ("example.com", "::1", "127.0.0.1")
+
+
+def test_media_keys_of_the_file_reach_the_policy_and_are_printed(tmp_path):
+    path = written(tmp_path, "base_config: nano.yaml\nmedia: {max_pixels: 1000, timeout_s: 3, max_body_bytes: 5000}")
+    config = loaded(deploy_config=path)
+    assert (config.media.max_pixels, config.media.timeout_s, config.media.max_body_bytes) == (1000, 3.0, 5000)
+    assert config.media.max_audio_s == 1200
+    assert yaml.safe_load(to_yaml(config))["media"]["max_pixels"] == 1000
+
+
+@pytest.mark.parametrize(
+    ("media", "message"),
+    [
+        ("{max_pixel: 5}", "did you mean max_pixels?"),
+        ("{max_pixels: 0}", "max_pixels is 0; it must be a whole number from 1"),
+        ("{timeout_s: .inf}", "timeout_s is inf; it must be a number from 0.1 to 3600"),
+        ("{timeout_s: .nan}", "timeout_s is nan"),
+        ("5", "must be a mapping"),
+    ],
+)
+def test_wrong_media_keys_are_refused_by_name(media, message, tmp_path):
+    with pytest.raises(ConfigError) as refused:
+        loaded(deploy_config=written(tmp_path, f"base_config: nano.yaml\nmedia: {media}"))
+    assert message in refused.value.message
+
+
+def test_parts_of_a_kind_are_limited_where_no_stage_says_how_many(tmp_path):
+    path = written(tmp_path, "base_config: nano.yaml\nstages: [{stage_id: 1, limit_mm_per_prompt: {image: 500}}]")
+    assert loaded(deploy_config=path).media.limits == {"audio": 64, "image": 500, "video": 64}
+
+
+def test_keys_that_code2wav_has_no_use_for_are_noted_and_not_checked_against_others(tmp_path):
+    keys = "{stage_id: 3, max_num_seqs: 8, max_num_batched_tokens: 2, max_model_len: 1}"
+    config = loaded(deploy_config=written(tmp_path, f"base_config: nano.yaml\nstages: [{keys}]"))
+    notes = [note for note in config.notes if "stage 3" in note]
+    assert {note.partition(" ")[0] for note in notes} >= {"max_model_len", "max_num_batched_tokens"}
+    assert all("accepted, not used" in note for note in notes)
+    (shown,) = [stage for stage in yaml.safe_load(to_yaml(config))["stages"] if stage["stage_id"] == 3]
+    assert "max_num_batched_tokens" not in shown
+
+
+def test_known_names_are_listed_once(tmp_path):
+    with pytest.raises(ConfigError) as refused:
+        loaded(deploy_config=written(tmp_path, "base_config: nano.yaml\nstages: [{stage_id: 1, qqqq: 2}]"))
+    names = refused.value.message.partition("known: ")[2].split(", ")
+    assert len(names) == len(set(names)) > 10
 
 
 def test_media_are_closed_without_flags():

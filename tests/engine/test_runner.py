@@ -197,6 +197,18 @@ def test_min_tokens_holds_the_stop_back() -> None:
     assert request.reason == "stop"
 
 
+def test_stops_that_leave_nothing_to_say_are_refused() -> None:
+    runner = make_runner(TinyStage())
+    all_ids = tuple(range(STOP))
+    with pytest.raises(BadRequest, match="min_tokens is 2 and stop_token_ids are 96 ids"):
+        runner.add(Request(prompt(9), replace(GREEDY, min_tokens=2, stop_token_ids=all_ids)).sequence)
+    assert not runner.busy
+    run(runner, one := Request(prompt(9), replace(GREEDY, min_tokens=2, stop_token_ids=all_ids[1:])))
+    assert (one.heard, one.reason) == ([0, 0], "stop")
+    run(runner, none := Request(prompt(9), replace(GREEDY, stop_token_ids=all_ids)))
+    assert (none.heard, none.reason) == ([], "stop")
+
+
 def test_a_sequence_ends_at_max_model_len() -> None:
     request = Request(prompt(9), replace(GREEDY, max_tokens=100))
     run(make_runner(TinyStage(), max_model_len=14), request)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from aura_omni.errors import BadMedia, BadRequest, EngineError
 from aura_omni.media import audio as audio_module
-from aura_omni.media.audio import StreamResampler, decode_audio, encode, pcm16, resample, wav_header
+from aura_omni.media.audio import decode_audio, encode, pcm16, resample, wav_header
 
 PARAM = "messages[0].content[1].audio_url"
 WEBM = ("webm", "libopus", "flt")
@@ -215,7 +215,7 @@ def test_too_long_sound_is_refused_with_the_limit(audio_file, speech, monkeypatc
     whole = audio_file(speech, 48_000, "flac", "flac", "s16")
     assert len(heard(whole, max_s=2.0)) == 32_000
     monkeypatch.setattr(audio_module, "MAX_SAMPLES", 90_000)
-    assert "longer than 1.875 s, the limit at 48000 Hz" in refused(whole)
+    assert "more than 90,000 samples, 2 s at 48000 Hz" in refused(whole)
 
 
 @pytest.mark.parametrize("rate", [1, 3_999, 192_001, 4_000_000_000])
@@ -293,20 +293,6 @@ def test_resampling_equals_librosa(speech):
 
     want = librosa.resample(speech, orig_sr=48_000, target_sr=16_000)
     assert np.array_equal(resample(speech, 48_000, 16_000), want)
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.integers(0, 3_000), min_size=1, max_size=12), st.sampled_from([(24_000, 16_000), (24_000, 48_000)]))
-def test_chunked_resampling_equals_whole(speech, cuts, rates):
-    samples = speech[: sum(cuts)]
-    stream = StreamResampler(*rates)
-    ends = np.cumsum(cuts)
-    chunks = [stream.push(samples[end - cut : end], last=end is ends[-1]) for cut, end in zip(cuts, ends, strict=True)]
-    chunks.append(stream.push(samples[:0], last=True))
-    joined = np.concatenate(chunks)
-    assert len(joined) == -(-len(samples) * rates[1] // rates[0])
-    if len(samples):
-        assert np.abs(joined - resample(samples, *rates)).max() < 1e-5
 
 
 # ---------------------------------------------------------------- encode

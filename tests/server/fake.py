@@ -55,7 +55,9 @@ def said(request: TurnRequest) -> str:
 
 @dataclass(frozen=True)
 class Pause:
-    """In a script: wait until the turn is cancelled (or released), for at most WAIT_S."""
+    """In a script: wait until the turn is cancelled (or released), for at most this long."""
+
+    longest_s: float = WAIT_S
 
 
 Script = Callable[[TurnRequest], Iterable[Event | Pause]]
@@ -116,7 +118,7 @@ class FakePipeline:
     def _play(self, turn: FakeTurn, events: Iterable[Event | Pause], sink: Callable[[Event], None]) -> None:
         for event in events:
             if isinstance(event, Pause):
-                turn.cancelled.wait(WAIT_S)
+                turn.cancelled.wait(event.longest_s)
                 continue
             if turn.cancelled.is_set():
                 event = Ended("cancelled")

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import io
 import json
+import logging
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
+import numpy as np
 import openai
 import pytest
+from PIL import Image, ImageFile
 
 from aura_omni.errors import BadVoice, Overloaded, PromptTooLong
-from aura_omni.flow import Event, TurnRequest
+from aura_omni.flow import Audio, Event, TurnRequest
+from aura_omni.media import budget
+from aura_omni.server import schemas
 from aura_omni.server.app import ServerConfig
 from tests.server.conftest import data_url, wav_bytes
 from tests.server.fake import FakePipeline, serving
@@ -123,6 +133,33 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"stop_token_ids": 5}, "stop_token_ids", "list of token ids"),
     ({"logit_bias": {"x": 1}}, "logit_bias", "token ids"),
     ({"logit_bias": {"5": 1000}}, "logit_bias", "-100 to 100"),
+    ({"logit_bias": {"5": 10**309}}, "logit_bias", "must map token ids to numbers"),
+    ({"logit_bias": {"5": "nan"}}, "logit_bias", "is nan; weights must be from -100 to 100"),
+    ({"logit_bias": {"5": "-inf"}}, "logit_bias", "is -inf; weights must be"),
+    ({"logit_bias": {"9" * 5000: 1}}, "logit_bias", "must map token ids to numbers"),
+    ({"logit_bias": {"9" * 400: 1}}, "logit_bias", "ids are from 0 to 2147483647"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias", "token id -1; ids are from 0"),
+    ({"logit_bias": {str(token): 1 for token in range(1025)}}, "logit_bias", "1,025 entries; at most 1,024"),
+    ({"stop": ["x"] * 17}, "stop", "17 strings; at most 16"),
+    ({"stop": "x" * 257}, "stop", "257 characters; at most 256"),
+    ({"stop_token_ids": [1] * 257}, "stop_token_ids", "257 ids; at most 256"),
+    ({"stop_token_ids": [2**31]}, "stop_token_ids", "ids are from 0 to 2147483647"),
+    ({"temperature": int("9" * 4300)}, "temperature", "bits>; it must be a number from 0 to 100"),
+    ({"temperature": 10**400}, "temperature", "it must be a number from 0 to 100"),
+    ({"temperature": "x" * 5000}, "temperature", "it must be a number from 0 to 100"),
+    ({"temperature": [[["x" * 5000] * 20] * 20]}, "temperature", "it must be a number from 0 to 100"),
+    ({"ignore_eos": "x" * 5000}, "ignore_eos", "it must be true or false"),
+    ({"stop": {"x" * 5000: 1}}, "stop", "it must be a non-empty string or a list of them"),
+    ({"stop_token_ids": ["x" * 5000]}, "stop_token_ids", "it must be a list of token ids"),
+    ({"seed": int("9" * 4300)}, "seed", "it must be a number from"),
+    (info(tts_max_new_tokens=int("9" * 4300)), "additional_information.tts_max_new_tokens", "to 2147483647"),
+    # how much
+    ({"messages": HELLO * 4097}, "messages", "4,097 messages; at most 4,096"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "?"}] * 600}] * 2},
+        "messages",
+        "1,200 content parts; at most 1,024",
+    ),
     ({"ignore_eos": 1}, "ignore_eos", "true or false"),
     ({"sampling_params_list": {"temperature": 1}}, "sampling_params_list", "Invalid sampling params"),
     ({"sampling_params_list": [None]}, "sampling_params_list", "Invalid sampling params"),
@@ -264,6 +301,82 @@ def test_what_the_pipeline_refuses_has_its_status(refusal: Any, kind: Any, strea
     assert ("retry-after" in raised.value.response.headers) == isinstance(refusal, Overloaded)
 
 
+@pytest.mark.parametrize(
+    ("fields", "phrase"),
+    [
+        ({"messages": [{"role": "user", "content": "word " * 2_000_000}]}, "characters of text; at most 4,000,000"),
+        ({"messages": [*HELLO * 3000, {"role": "user", "content": "x" * 4_000_000}]}, "4,000,000. Send less"),
+        (info(aura_system_prompt="x" * 5_000_000), "characters of text; at most 4,000,000"),
+        ({"metadata": [[]] * 2_000_000}, "commas and brackets; at most 1,000,000"),
+    ],
+)
+def test_large_text_is_refused_at_once(url: str, fields: dict[str, Any], phrase: str) -> None:
+    started_s = time.monotonic()
+    response = httpx.post(f"{url}/v1/chat/completions", json={"messages": HELLO, **fields}, timeout=20)
+    assert phrase in assert_error(response, 413)["message"]
+    assert time.monotonic() - started_s < 5
+
+
+def test_a_large_body_is_read_beside_the_event_loop(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    beside: list[bool] = []
+    read = schemas._read
+
+    def watched(kind: Any, body: bytes) -> Any:
+        beside.append(asyncio._get_running_loop() is None)
+        return read(kind, body)
+
+    monkeypatch.setattr(schemas, "_read", watched)
+    for size in (10, 2_000_000):
+        assert httpx.post(f"{url}/v1/chat/completions", json={"messages": HELLO, "user": "x" * size}).status_code == 200
+    assert beside == [False, True]
+
+
+def test_large_media_are_no_text(url: str) -> None:
+    sound = base64.b64encode(wav_bytes(150.0)).decode()  # 6.4 million characters
+    response = httpx.post(f"{url}/v1/chat/completions", json=part("input_audio", {"data": sound}), timeout=20)
+    assert response.status_code == 200, response.text[:500]
+
+
+def test_pictures_that_are_large_together_are_refused_before_they_are_decoded(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[int] = []
+    load = ImageFile.ImageFile.load
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda image: (decoded.append(1), load(image))[1])
+    monkeypatch.setitem(budget._MOST, "pixels", 2_500_000)
+    file = io.BytesIO()
+    Image.new("1", (1_000, 1_000)).save(file, "PNG")
+    picture = {"type": "image_url", "image_url": {"url": data_url(file.getvalue(), "image/png")}}
+    decoded.clear()
+    body = messages({"role": "user", "content": [picture] * 30})
+    error = assert_error(httpx.post(f"{url}/v1/chat/completions", json=body, timeout=20), 400)
+    assert "3,000,000 pixels (pictures and kept video frames); at most 2,500,000 in one request" in error["message"]
+    assert len(set(decoded)) <= 2
+
+
+def test_media_of_all_requests_are_decoded_four_at_a_time(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_once: list[int] = []
+    running: set[int] = set()
+    lock = threading.Lock()
+
+    def decode(data: bytes, **_: Any) -> Audio:
+        with lock:
+            running.add(threading.get_ident())
+            at_once.append(len(running))
+        time.sleep(0.02)
+        with lock:
+            running.discard(threading.get_ident())
+        return Audio(np.zeros(1, np.float32), 16_000, b"")
+
+    monkeypatch.setattr("aura_omni.server.parts.decode_audio", decode)
+    sound = {"type": "input_audio", "input_audio": {"data": WAV}}
+    body = messages({"role": "user", "content": [sound] * 10})
+    with ThreadPoolExecutor(3) as clients:
+        asked = [clients.submit(httpx.post, f"{url}/v1/chat/completions", json=body, timeout=20) for _ in range(3)]
+        assert [response.result().status_code for response in asked] == [200] * 3
+    assert 1 < max(at_once) <= 4
+
+
 def test_more_media_than_the_server_takes_is_refused_before_decoding() -> None:
     clip = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}
     body = {"messages": [{"role": "user", "content": [clip, {"type": "text", "text": "?"}, clip]}]}
@@ -322,7 +435,9 @@ def test_the_callers_request_id_comes_back_if_it_is_harmless(url: str) -> None:
         assert httpx.get(f"{url}/health", headers={"x-request-id": strange}).headers["x-request-id"] != strange
 
 
-def test_a_bug_is_a_500_in_shape_and_the_server_lives() -> None:
+def test_a_bug_is_a_500_in_shape_its_reason_is_in_the_log_and_the_server_lives(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def bug(request: TurnRequest) -> Iterator[Event]:
         raise ZeroDivisionError("details that stay in the log")
         yield  # a generator
@@ -334,3 +449,7 @@ def test_a_bug_is_a_500_in_shape_and_the_server_lives() -> None:
         assert "details" not in error["message"]
         assert response.headers["x-request-id"] in error["message"]
         assert httpx.get(f"{url}/health").status_code == 200
+    (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert response.headers["x-request-id"] in record.getMessage()
+    assert record.exc_info is not None
+    assert "details that stay in the log" in str(record.exc_info[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
 import threading
 import time
@@ -83,6 +84,32 @@ def test_a_failure_in_a_stream_is_an_error_line_and_no_done(audio: Any) -> None:
     assert all(json.loads(line[6:])["choices"][0]["finish_reason"] is None for line in lines[:-1])
 
 
+@pytest.mark.parametrize(
+    ("script", "stream"), [(fails_at_once, False), (fails_at_once, True), (fails_after_audio, True)]
+)
+def test_a_failure_is_logged_once_under_the_request_id(
+    script: Any, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(FakePipeline(script)) as url:
+        asked = {"messages": HELLO, "stream": stream}
+        response = httpx.post(f"{url}/v1/chat/completions", json=asked, headers={"x-request-id": "id-1"})
+    assert response.headers["x-request-id"] == "id-1"
+    (line,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert line == "id-1 POST /v1/chat/completions: 500 engine_error: code2wav failed: out of pages"
+
+
+def test_asking_whether_the_server_is_ready_leaves_no_trace_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    pipeline = FakePipeline()
+    pipeline.ready, pipeline.reason = False, "loading"
+    with serving(pipeline) as url:
+        assert httpx.get(f"{url}/health").status_code == 503
+        httpx.post(f"{url}/v1/chat/completions", json={"messages": HELLO}, headers={"x-request-id": "id-2"})
+    lines = [
+        record.getMessage() for record in caplog.records if record.levelno >= logging.INFO and "aura" in record.name
+    ]
+    assert lines == ["id-2 POST /v1/chat/completions: 503 unavailable: loading"]
+
+
 def test_a_turn_that_the_server_cancels_is_unavailable() -> None:
     with serving(FakePipeline(lambda _: [Ended("cancelled")])) as url:
         response = httpx.post(f"{url}/v1/chat/completions", json={"messages": HELLO})
@@ -123,6 +150,18 @@ def test_closing_the_connection_cancels_the_turn_within_a_second(script: Any, st
             assert not turn.cancelled.is_set()
             left_at_s = time.monotonic()
         assert_cancelled(turn, left_at_s)
+
+
+def test_a_client_that_drops_its_upload_is_no_event(caplog: pytest.LogCaptureFixture) -> None:
+    with serving(FakePipeline()) as url:
+        host, port = url.removeprefix("http://").split(":")
+        for size in (100, 10**6, 10**10):
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+            with socket.create_connection((host, int(port)), timeout=WAIT_S) as connection:
+                connection.sendall(f"{head}Content-Length: {size}\r\n\r\n{{".encode())
+                time.sleep(0.1)
+        assert httpx.get(f"{url}/health").status_code == 200
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 def test_closing_the_stream_cancels_the_turn_and_the_next_one_is_fine() -> None:
@@ -180,6 +219,7 @@ def test_before_it_is_ready_the_server_says_so_and_how_long_to_wait() -> None:
             assert response.status_code == 503
             assert response.json()["error"]["message"] == "the engine stopped: device lost"
             assert int(response.headers["retry-after"]) > 0
+        assert httpx.head(f"{url}/health").status_code == 503
         pipeline.ready = True
         assert httpx.get(f"{url}/health").json() == {"status": "healthy"}
 
@@ -188,6 +228,8 @@ def test_models_are_listed_by_their_served_names_only() -> None:
     with serving(FakePipeline()) as url:
         client = client_of(url)
         assert [model.id for model in client.models.list()] == ["AURA", "aurateam/AURA"]
+        for path in ("/health", "/v1/models", "/v1/models/AURA"):
+            assert (httpx.head(f"{url}{path}").status_code, httpx.head(f"{url}{path}").content) == (200, b"")
         assert client.models.retrieve("aurateam/AURA").object == "model"
         answer = client.chat.completions.create(model="aurateam/AURA", messages=HELLO)
     assert answer.model == "aurateam/AURA"

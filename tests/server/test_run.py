@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import socket
@@ -9,7 +10,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 import httpx
 import pytest
@@ -25,8 +28,8 @@ def free_port() -> int:
 
 
 @contextmanager
-def process(kind: str, port: int) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "tests.server.serve_fake", kind, str(port)]
+def process(kind: str, port: int, grace_s: float = 1.0) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "tests.server.serve_fake", kind, str(port), str(grace_s)]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         yield running
@@ -62,7 +65,7 @@ def test_health_is_503_while_loading_and_then_one_line_names_url_and_models(stop
         running.send_signal(stop)
         out, err = running.communicate(timeout=WAIT_S)
     assert (out, err) == ("", "")
-    assert running.returncode == (0 if stop == signal.SIGINT else -stop)
+    assert running.returncode == 0
     assert status(f"{url}/health") == 0
 
 
@@ -76,12 +79,60 @@ def test_a_signal_while_loading_stops_the_process_at_once() -> None:
     assert time.monotonic() - asked_at_s < 5
 
 
+def post(port: int, text: str, **fields: Any) -> httpx.Response:
+    body = {"messages": [{"role": "user", "content": text}], "modalities": ["text"], **fields}
+    return httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=body, timeout=WAIT_S)
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_after_the_signal_answers_finish_within_the_grace_and_the_others_are_told(stop: signal.Signals) -> None:
+    port = free_port()
+    with process("0", port, grace_s=1.5) as running, ThreadPoolExecutor(8) as clients:
+        wait_for(f"http://127.0.0.1:{port}/health", 200)
+        soon = [clients.submit(post, port, "take 0.8", stream=stream) for stream in (False, True)]
+        late = [
+            clients.submit(post, port, text, stream=stream)
+            for text in ("take 60", "quiet 60")
+            for stream in (False, True)
+        ]
+        slow_upload = socket.create_connection(("127.0.0.1", port))
+        slow_upload.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n")
+        slow_upload.sendall(b"Content-Length: 100\r\n\r\n{")
+        time.sleep(0.4)
+        running.send_signal(stop)
+        whole, stream = (answer.result() for answer in soon)
+        assert whole.json()["choices"][0]["message"]["content"] == "begun, done"
+        assert stream.text.endswith("data: [DONE]\n\n")
+        with pytest.raises(httpx.ConnectError):
+            post(port, "take 0")
+        whole, stream, *quiet = (answer.result() for answer in late)
+        for answer in (whole, *quiet):
+            assert answer.status_code == 503
+            assert answer.json()["error"]["code"] == "unavailable"
+        assert json.loads(stream.text.strip().splitlines()[-1].removeprefix("data: "))["error"]["code"] == "unavailable"
+        slow_upload.settimeout(WAIT_S)
+        told = b"".join(iter(lambda: slow_upload.recv(65_536), b""))
+        slow_upload.close()
+        assert told.startswith(b"HTTP/1.1 503")
+        assert b'"unavailable"' in told
+        _, err = running.communicate(timeout=WAIT_S)
+    assert running.returncode == 0
+    assert "Traceback" not in err
+
+
 def test_when_loading_fails_the_process_ends_with_the_reason() -> None:
     with process("broken", free_port()) as running:
         out, err = running.communicate(timeout=WAIT_S)
     assert running.returncode == 1
     assert out == ""
     assert err == "error: weights of the talker are missing\n"
+
+
+@pytest.mark.parametrize("host", ["nope.invalid", "203.0.113.1", "x" * 300])
+def test_a_host_that_is_not_here_is_named(host: str) -> None:
+    with pytest.raises(ConfigError, match="choose another --host") as refused:
+        run(ServerConfig(host=host), FakePipeline)
+    assert host[:30] in refused.value.message
 
 
 def test_a_taken_port_is_refused_before_loading() -> None:
@@ -93,6 +144,6 @@ def test_a_taken_port_is_refused_before_loading() -> None:
             loads.append(1)
             return FakePipeline()
 
-        with pytest.raises(ConfigError, match=re.escape(f"port {port}")):
+        with pytest.raises(ConfigError, match=re.escape(f"port {port}: ") + ".*choose another --port"):
             run(ServerConfig(port=port), load)
     assert not loads

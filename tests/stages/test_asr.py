@@ -14,7 +14,7 @@ import torch
 
 from aura_omni.engine.loader import Checkpoint
 from aura_omni.engine.sequence import Batch, Sequence
-from aura_omni.errors import BadMedia, BadRequest, CheckpointError
+from aura_omni.errors import BadMedia, BadRequest, CheckpointError, PromptTooLong
 from aura_omni.flow import Audio, Sampling
 from aura_omni.models.qwen3_asr import AsrConfig, Qwen3Asr
 from aura_omni.stages.asr import SAMPLING, AsrPrompt, AsrStage
@@ -387,3 +387,27 @@ def test_in_bfloat16_it_hears_nearly_the_same(stage, tmp_path):
     assert rough.dtype == torch.bfloat16
     assert half.logits(rough[:1]).dtype == torch.float32
     assert ((rough.float() - exact).norm() / exact.norm()).item() < 0.05
+
+
+@pytest.mark.parametrize("max_tokens", [None, 256])
+@pytest.mark.parametrize(("minutes", "max_model_len"), [(11, 8192), (3, 1024), (0.5, 160)])
+def test_every_part_of_a_long_clip_fits_the_model_with_its_answer(
+    stage: AsrStage, minutes: float, max_model_len: int, max_tokens: int | None
+) -> None:
+    small = AsrStage(stage.network, stage.tokenizer, max_model_len=max_model_len)
+    samples = np.random.default_rng(0).normal(0, 0.1, int(minutes * 60 * 16_000)).astype(np.float32)
+    whole = Audio(samples, 16_000, b"long")
+    parts = small.parts(whole, context="names", max_tokens=max_tokens)
+    assert len(parts) > 1
+    assert sum(len(part.samples) for part in parts) == len(samples)
+    for part in parts:
+        prompt = small.prompt(part, context="names", language="en")
+        answer = small.answer_tokens(part)
+        answer = answer if max_tokens is None else min(answer, max_tokens)
+        assert len(prompt.tokens) + answer <= max_model_len
+
+
+def test_a_context_that_leaves_no_room_for_sound_is_refused(stage: AsrStage) -> None:
+    small = AsrStage(stage.network, stage.tokenizer, max_model_len=160)
+    with pytest.raises(PromptTooLong, match="context leaves"):
+        small.parts(Audio(np.zeros(16_000, np.float32), 16_000, b"x"), context="word " * 60)

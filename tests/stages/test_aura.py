@@ -224,7 +224,10 @@ def test_silence_and_the_end_of_the_message_stop_an_answer(aura: AuraStage) -> N
     sequence = sequence_of(aura, aura.prompt([user("hi")]))
     assert sequence.stop_ids == {aura.controls.silent, aura.controls.im_end, aura.controls.end_of_text}
     reader = aura.reader(Sampling(stop=("!",)))
-    assert "".join([reader.push(token) for token in aura.tokenizer.encode("Hi! there")] + [reader.end()]) == "Hi"
+    assert (
+        "".join([reader.push(token) for token in aura.tokenizer.encode("Hi! there")] + [reader.end(chosen=True)])
+        == "Hi"
+    )
 
 
 def test_a_written_checkpoint_loads_and_answers_the_same(tmp_path: Path, aura: AuraStage) -> None:

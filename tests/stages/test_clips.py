@@ -117,3 +117,10 @@ def test_keys_differ_by_content_rate_length_and_options():
     ]
     assert len(set(keys)) == len(keys)
     assert media_key(audio(samples.copy()), "asr") == keys[0]
+
+
+@pytest.mark.parametrize("limit_s", [0.4, 2.0, 30.0])
+def test_a_part_exceeds_a_short_limit_by_a_quarter_at_most(limit_s):
+    samples = np.random.default_rng(1).normal(0, 0.1, 16_000 * 70).astype(np.float32)
+    parts = split_long(audio(samples), limit_s=limit_s)
+    assert max(part.duration_s for part in parts) <= limit_s + min(5.0, limit_s / 4) + 0.001

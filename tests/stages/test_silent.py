@@ -23,7 +23,7 @@ def read(
     ids: list[int], *, stop: tuple[str, ...] = (), silent_text: str | None = MARKER
 ) -> tuple[list[str], AnswerReader]:
     reader = AnswerReader(TOKENIZER, silent_text=silent_text, stop=stop)
-    deltas = [reader.push(token) for token in ids] + [reader.end()]
+    deltas = [reader.push(token) for token in ids] + [reader.end(chosen=True)]
     return deltas, reader
 
 
@@ -104,7 +104,7 @@ def test_the_first_token_decides() -> None:
         assert reader.push(IDS[marker]) == ""
         assert reader.decision == "silent"
         assert [reader.push(token) for token in ids_of("late")] == [""] * 4
-        assert reader.end() == ""
+        assert reader.end(chosen=True) == ""
 
 
 def test_a_model_without_the_marker_is_silent_only_when_empty() -> None:
@@ -138,15 +138,15 @@ def test_the_start_of_a_stop_string_is_held_back_until_it_cannot_be_one() -> Non
     assert deltas == ["x", "", "", "ab"]
 
 
-def test_a_stop_string_at_the_very_start_leaves_silence() -> None:
+def test_a_stop_string_at_the_very_start_leaves_no_text_and_no_silence() -> None:
     deltas, reader = read(TOKENIZER.encode("END of it"), stop=("END",))
-    assert ("".join(deltas), reader.decision, reader.stopped) == ("", "silent", True)
+    assert ("".join(deltas), reader.decision, reader.stopped) == ("", "speak", True)
 
 
 def test_a_held_start_of_a_stop_string_is_no_silence() -> None:
     reader = AnswerReader(TOKENIZER, silent_text=MARKER, stop=("Hello",))
     assert [reader.push(token) for token in ids_of("Hel", "<|im_end|>")] == [""] * 4
-    assert reader.end() == "Hel"
+    assert reader.end(chosen=True) == "Hel"
 
 
 @given(
@@ -168,3 +168,14 @@ def test_ordinary_text_comes_out_whole(text: str) -> None:
     if MARKER not in text:
         assert found == "x" + text
     assert decision == "speak"
+
+
+@pytest.mark.parametrize("text", ["", ".", " , ...", "<think>never closed", "<|sil"])
+def test_only_an_answer_that_ends_by_itself_chooses_silence(text: str) -> None:
+    for chosen, decision in ((True, "silent"), (False, "speak")):
+        reader = AnswerReader(TOKENIZER, silent_text="<|silent|>")
+        deltas = [reader.push(token) for token in TOKENIZER.encode(text)] + [reader.end(chosen=chosen)]
+        if text == "<|sil":  # letters, which are worth showing once no marker comes of them
+            assert reader.decision == "speak"
+            continue
+        assert ("".join(deltas), reader.decision) == ("", decision)

@@ -1,0 +1,481 @@
+"""One request through the stages: what runs after what, what is in progress, and how it ends.
+
+Knows the loaded stages and the engine's runners, and only what `pipeline` has checked. All of it but `cancel` runs on the
+engine thread. Whatever a Turn holds in the engine (pages, slots, states) is free before its Ended is sent.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+
+from aura_omni.assembly import Speech, Stages
+from aura_omni.config import AudioChunks
+from aura_omni.engine.engine import Engine
+from aura_omni.engine.sequence import FinishReason, Sequence
+from aura_omni.errors import AuraError, EngineError, Overloaded, Unavailable
+from aura_omni.flow import (
+    Audio,
+    AudioChunk,
+    Ended,
+    Event,
+    Message,
+    Reason,
+    Sampling,
+    StageName,
+    Text,
+    TextDelta,
+    Transcript,
+    TurnRequest,
+    Usage,
+    Video,
+)
+from aura_omni.stages.asr import AsrPrompt
+from aura_omni.stages.aura import AuraStage
+from aura_omni.stages.silent import speakable
+from aura_omni.stages.tokenizer import Encoder
+from aura_omni.stages.transcript import before_stop, joined
+from aura_omni.stages.vocoder import Reference as Spoken
+from aura_omni.stages.vocoder import Stream, VocoderRunner
+from aura_omni.stages.voices import Reference, Speaking
+
+log = logging.getLogger(__name__)
+
+Sink = Callable[[Event], None]
+
+# Ids that the Talker has in hand before it starts. It reads 12.5 a second and AURA writes ten times as many, so this only
+# bridges a pause of AURA right after its first words.
+TOKENS_AHEAD = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """A part of a clip, and how it is transcribed."""
+
+    prompt: AsrPrompt
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What `submit` worked out on the caller's thread: all that can be refused has been, all that is slow on the CPU is done.
+
+    hearing: for each Audio part of the messages, in order, its parts (long clips are cut; none: no sound in it).
+    at_once: parts that may be in ASR at the same time; more would let one Turn fill the server.
+    reference: samples float32 at VOICE_RATE of the voice to clone.
+    body: ids of the text to speak where the request brings it; text_tokens: of the request, for such a pipeline.
+    """
+
+    request: TurnRequest
+    sampling: Mapping[StageName, Sampling]
+    hearing: tuple[tuple[Listening, ...], ...]
+    at_once: int
+    speaking: Speaking | None
+    reference: np.ndarray | None
+    body: list[int] | None = None
+    text_tokens: int = 0
+
+
+class Turn:
+    """One request through the stages. `cancel` may be called from any thread; all else runs on the engine thread.
+
+    `_live` is the work in progress and how to abort each; the Turn ends when an outcome is known and nothing lives.
+    """
+
+    def __init__(self, plan: Plan, sink: Sink, *, engine: Engine, parts: Stages, chunks: AudioChunks) -> None:
+        self._plan, self._sink, self._engine, self._parts, self._chunks = plan, sink, engine, parts, chunks
+        self._live: dict[Sequence | Stream, Callable[[], None]] = {}
+        self._outcome: tuple[Reason, AuraError | None] | None = None
+        self._ended = False
+        self._unheard = deque((clip, part) for clip, parts in enumerate(plan.hearing) for part in range(len(parts)))
+        self._heard: list[list[Transcript]] = [[Transcript("")] * len(parts) for parts in plan.hearing]
+        self._handover: _Handover | None = None  # while AURA writes and the Talker is to follow
+        self._usage = Usage()
+        self._text = ""
+        self._text_reason: Literal["stop", "length"] = "stop"
+        self._nothing_chosen = False  # a budget or a stop string, not silence, left nothing to hear
+        self._speech_reason: Literal["stop", "length"] | None = None
+
+    def cancel(self) -> None:
+        """Free everything the Turn holds and end it as cancelled. Idempotent; does nothing after the end."""
+        with suppress(Unavailable):  # then the engine has ended every Turn already
+            self._engine.post(lambda: self._finish("cancelled"))
+
+    # ------------------------------------------------------------ the order of the stages
+
+    def begin(self) -> None:
+        self._guard(self._listen)
+
+    def _listen(self) -> None:
+        """Every part of every clip to a transcript, a few at a time; then on."""
+        while self._unheard and len(self._live) < self._plan.at_once:
+            try:
+                self._listen_to(*self._unheard[0])
+            except Overloaded:
+                if not self._live:
+                    raise
+                break  # others fill the stage: the next end of one of ours makes room
+            self._unheard.popleft()
+        if not self._live:
+            self._think(self._transcripts())
+
+    def _listen_to(self, clip: int, part: int) -> None:
+        asr, listening = self._parts.asr, self._plan.hearing[clip][part]
+        assert asr is not None
+        reader = asr.reader(listening.prompt)
+
+        def heard(reason: FinishReason, sequence: Sequence) -> None:
+            complete = reason != "length"
+            if not complete:
+                log.warning("max_tokens %d of ASR cut a transcript", sequence.sampling.max_tokens)
+            self._heard[clip][part] = replace(reader.transcript(), complete=complete)
+            if self._parts.aura is None:
+                self._count(text_tokens=sequence.generated, cached_tokens=sequence.cached)
+            self._listen()
+
+        build = partial(asr.sequence, listening.prompt, listening.sampling)
+        self._run("asr", build, on_output=reader.push, then=heard)
+        self._count(prompt_audio_tokens=listening.prompt.audio.length)
+        if self._parts.aura is None:
+            self._count(prompt_text_tokens=len(listening.prompt.tokens) - listening.prompt.audio.length)
+
+    def _transcripts(self) -> list[Transcript]:
+        """One for each clip; also settles how the text ended, for the case that it is all there is to say."""
+        transcripts: list[Transcript] = []
+        stop = self._plan.sampling["asr"].stop if "asr" in self._plan.sampling else ()
+        stopped = False
+        for parts in self._heard:
+            transcript, met = before_stop(joined(parts), stop)
+            if stopped and self._parts.aura is None:
+                transcript = Transcript("")  # the answer has ended before it
+            stopped = stopped or met
+            transcripts.append(transcript)
+        if not stopped and not all(transcript.complete for transcript in transcripts):
+            self._text_reason = "length"
+        self._nothing_chosen = stopped or self._text_reason == "length"
+        return transcripts
+
+    def _think(self, transcripts: list[Transcript]) -> None:
+        """What was heard, written and shown to an answer, or to silence."""
+        request, aura = self._plan.request, self._parts.aura
+        messages = with_transcripts(request.messages, transcripts)
+        if aura is None:
+            self._tell(transcripts)
+            self._echo(transcripts)
+            return
+        if not messages[-1].parts:
+            self._tell(transcripts)
+            self._finish(self._text_reason if self._nothing_chosen else "silent")
+            return
+        sampling = self._plan.sampling["aura"]
+        prompt = aura.prompt(messages, system_prompt=request.system_prompt)
+        self._handover = self._new_handover()
+        self._tell(transcripts)
+        self._count(prompt_text_tokens=prompt.text_tokens, prompt_video_tokens=prompt.video_tokens)
+        reader = aura.reader(sampling)
+
+        def say(token: int) -> None:
+            self._say(reader.push(token))
+            if reader.stopped:
+                self._live[sequence]()
+
+        def thought(reason: FinishReason, sequence: Sequence) -> None:
+            self._count(text_tokens=sequence.generated, cached_tokens=sequence.cached)
+            chosen = sequence.outputs[-1:] != [] and sequence.outputs[-1] in aura.stop_ids
+            delta = reader.end(chosen=chosen)
+            if reader.decision == "silent":
+                self._finish("silent")  # nothing is built for the Talker
+                return
+            self._say(delta)
+            self._text_reason = "length" if reason == "length" and not reader.stopped else "stop"
+            if self._handover is None:
+                self._speak(self._ids_to_speak(aura, sequence.outputs))
+            else:
+                self._hand_over_rest()
+
+        sequence = self._run("aura", partial(aura.sequence, prompt, sampling), on_output=say, then=thought)
+
+    def _echo(self, transcripts: list[Transcript]) -> None:
+        """Without AURA the answer is what was said or written; when that is nothing there is no turn to take."""
+        if self._parts.asr is None:
+            text = text_of(self._plan.request.messages[-1])
+        else:
+            text = "\n".join(transcript.text for transcript in transcripts if transcript.text)
+        if not text.strip():
+            self._finish(self._text_reason if self._nothing_chosen else "silent")
+            return
+        self._count(prompt_text_tokens=self._plan.text_tokens)
+        self._say(text)
+        self._speak(self._plan.body)
+
+    def _ids_to_speak(self, aura: AuraStage, outputs: list[int]) -> list[int] | None:
+        """For `pass_token_ids`: AURA's ids, if they say what is shown; a stop string, a spelled marker and the like they do
+        not, and then the ids of the text that is shown."""
+        if not self._plan.request.voice.pass_token_ids or not speakable(self._text):
+            return None
+        speech = self._parts.speech
+        if speech is None:
+            return None
+        shown = aura.tokenizer.decode(outputs).strip() == self._text.strip()
+        return speech.talker.writer.body_of_ids(outputs if shown else aura.tokenizer.encode(self._text))
+
+    def _say(self, delta: str) -> None:
+        if delta:
+            self._text += delta
+            self._send(TextDelta(delta))
+            if self._handover is not None:
+                self._hand_over(delta)
+
+    def _speak(self, ids: list[int] | None) -> None:
+        """The answer to frames, and frames to sound. ids: of the text to speak, where they are known already."""
+        speech, speaking = self._parts.speech, self._plan.speaking
+        if speech is None or speaking is None or not speakable(self._text):
+            self._finish(self._text_reason)
+            return
+        body = speech.talker.writer.body(self._text) if ids is None else ids
+        self._talk(speech, speaking, body, self._reference(speech, speaking))
+
+    def _talk(
+        self,
+        speech: Speech,
+        speaking: Speaking,
+        body: list[int],
+        reference: Reference | None,
+        *,
+        open_ended: bool = False,
+    ) -> Sequence:
+        """Talker and Code2Wav at work on body; open_ended: more of it follows."""
+        talker, vocoder, voice = speech.talker, speech.vocoder, self._plan.request.voice
+        sampling = self._plan.sampling["talker"]
+        if voice.max_frames is not None:
+            sampling = replace(sampling, max_tokens=min(sampling.max_tokens, voice.max_frames))
+        prompt = talker.prompt(speaking, body, reference)
+        build = partial(talker.sequence, prompt, sampling, predictor=speech.predictor, open_ended=open_ended)
+        stream = self._open_stream(vocoder, reference)
+        chunker = _Chunker(self._chunks)
+
+        def frame(codes: np.ndarray) -> None:
+            self._count(audio_frames=1)
+            if (chunk := chunker.push(codes)) is not None:
+                vocoder.push(stream, chunk)
+
+        def spoken(reason: FinishReason, _: Sequence) -> None:
+            self._speech_reason = "length" if reason == "length" else "stop"
+            if (rest := chunker.rest()) is not None:
+                vocoder.push(stream, rest)
+            vocoder.close(stream)  # drains, then ends
+
+        return self._run("talker", build, on_output=frame, then=spoken)
+
+    # ------------------------------------------------------------ the Talker while AURA is still writing
+
+    def _new_handover(self) -> _Handover | None:
+        """None: the Talker gets the text when it is complete, as asked for or because ids are passed."""
+        speech, speaking, voice = self._parts.speech, self._plan.speaking, self._plan.request.voice
+        if speech is None or speaking is None or speaking.non_streaming or voice.pass_token_ids:
+            return None
+        return _Handover(speech, speaking, speech.talker.writer.encoder())
+
+    def _hand_over(self, delta: str) -> None:
+        """Text that AURA has just said, to the Talker: the first of it starts a sequence, the rest feeds it."""
+        handover = self._handover
+        assert handover is not None
+        ids = handover.encoder.push(delta if handover.begun else delta.lstrip())
+        handover.begun = True
+        handover.body += ids
+        talker = handover.speech.talker
+        if handover.sequence is not None:
+            self._feed(handover)
+            return
+        if not handover.body:
+            return
+        reference = self._reference(handover.speech, handover.speaking)
+        if len(handover.body) >= talker.least_body(handover.speaking, reference) + TOKENS_AHEAD:
+            body, handover.body = handover.body, []
+            handover.sequence = self._talk(handover.speech, handover.speaking, body, reference, open_ended=True)
+
+    def _hand_over_rest(self) -> None:
+        """AURA has ended its text."""
+        handover = self._handover
+        assert handover is not None
+        self._handover = None
+        handover.body += handover.encoder.flush()
+        if handover.sequence is None:
+            self._speak(handover.body or None)
+            return
+        self._feed(handover)
+        if handover.sequence in self._live:
+            handover.speech.talker.close(handover.sequence)
+        elif not self._live:
+            self._finish(self._text_reason)  # the speech had ended before the text did
+
+    def _feed(self, handover: _Handover) -> None:
+        if handover.sequence in self._live and handover.body:
+            handover.speech.talker.feed(handover.sequence, handover.body)
+        handover.body = []
+
+    def _open_stream(self, vocoder: VocoderRunner, reference: Reference | None) -> Stream:
+        voice = self._plan.request.voice
+        before = None
+        if reference is not None and reference.codes is not None and voice.ref_audio is not None:
+            before = Spoken(reference.codes.cpu().numpy(), voice.ref_audio.key)
+
+        def sound(samples: np.ndarray) -> None:
+            if self._outcome is None:
+                self._send(AudioChunk(samples))
+
+        def ended(reason: FinishReason, error: Exception | None) -> None:
+            self._over(stream, reason, error, sounded)
+
+        def sounded(_: FinishReason) -> None:
+            if self._handover is None:  # else AURA is still writing, and its end is the Turn's
+                self._finish(self._text_reason)
+
+        stream = vocoder.open(sound, ended, reference=before)
+        self._live[stream] = lambda: vocoder.abort(stream)
+        return stream
+
+    def _reference(self, speech: Speech, speaking: Speaking) -> Reference | None:
+        """The voice to clone: built once per recording and transcript, then remembered."""
+        voice, samples = self._plan.request.voice, self._plan.reference
+        if samples is None or voice.ref_audio is None:
+            return None
+        ref_text = voice.ref_text if speaking.clone == "continue" else None
+        return speech.references.get(
+            voice.ref_audio, ref_text, lambda: speech.talker.reference(speaking, samples, ref_text, speech.encode)
+        )
+
+    # ------------------------------------------------------------ work in progress, and the end
+
+    def _run(
+        self,
+        stage: StageName,
+        build: Callable[..., Sequence],
+        *,
+        on_output: Callable[[Any], Any],
+        then: Callable[[FinishReason, Sequence], None],
+    ) -> Sequence:
+        """Start a generation; `then` follows its end unless the Turn is over by then."""
+        runner = self._parts.ar_runners[stage]
+        sequence: Sequence = build(
+            on_output=lambda output: on_output(output) if self._outcome is None else None,
+            on_end=lambda reason, error: self._over(sequence, reason, error, lambda reason: then(reason, sequence)),
+        )
+        runner.add(sequence)
+        self._live[sequence] = lambda: runner.abort(sequence)
+        return sequence
+
+    def _over(
+        self,
+        work: Sequence | Stream,
+        reason: FinishReason,
+        error: Exception | None,
+        then: Callable[[FinishReason], None],
+    ) -> None:
+        del self._live[work]
+        if self._outcome is not None:
+            self._settle()
+        elif reason == "error":
+            self._finish("error", error)
+        else:
+            # Without an outcome only a stop string can have cancelled it.
+            self._guard(lambda: then("stop" if reason == "cancelled" else reason))
+
+    def _guard(self, action: Callable[[], None]) -> None:
+        """Whatever goes wrong while a Turn is taken further ends that Turn, and no other."""
+        try:
+            action()
+        except Exception as error:
+            self._finish("error", error)
+
+    def _finish(self, reason: Reason, error: Exception | None = None) -> None:
+        """Know the outcome; abort what still lives; end when nothing does."""
+        if self._outcome is not None:
+            return
+        if error is not None and not isinstance(error, AuraError):
+            log.error("a turn failed", exc_info=error)
+            error = EngineError(f"the turn failed inside the server: {type(error).__name__}")
+        self._outcome = (reason, error)
+        for abort in list(self._live.values()):
+            abort()
+        self._settle()
+
+    def _settle(self) -> None:
+        if self._live or self._ended or self._outcome is None:
+            return
+        self._ended = True
+        reason, error = self._outcome
+        self._send(Ended(reason, self._usage, error, self._speech_reason))
+
+    def _send(self, event: Event) -> None:
+        try:
+            self._sink(event)
+        except Exception:
+            # Whoever listened is gone or broken: the turn serves nobody, and the engine must not fall with it.
+            log.exception("the listener to a turn failed")
+            self._finish("cancelled")
+
+    def _tell(self, transcripts: list[Transcript]) -> None:
+        for transcript in transcripts:
+            self._send(transcript)
+
+    def _count(self, **more: int) -> None:
+        self._usage = replace(self._usage, **{name: getattr(self._usage, name) + count for name, count in more.items()})
+
+
+@dataclass(slots=True, eq=False)
+class _Handover:
+    """The way of a text from AURA to the Talker. body: ids that the Talker has not got yet."""
+
+    speech: Speech
+    speaking: Speaking
+    encoder: Encoder
+    body: list[int] = field(default_factory=list)
+    sequence: Sequence | None = None
+    begun: bool = False
+
+
+class _Chunker:
+    """Frames to the chunks in which they are decoded and sent: a first one, then chunks of one size."""
+
+    def __init__(self, sizes: AudioChunks) -> None:
+        self._sizes = sizes
+        self._frames: list[np.ndarray] = []
+        self._started = False
+
+    def push(self, frame: np.ndarray) -> np.ndarray | None:
+        """int64 [16] -> the chunk [T, 16] that it completes, if any."""
+        self._frames.append(frame)
+        wanted = self._sizes.frames if self._started else self._sizes.first_frames
+        return self.rest() if len(self._frames) >= wanted else None
+
+    def rest(self) -> np.ndarray | None:
+        if not self._frames:
+            return None
+        chunk, self._frames, self._started = np.stack(self._frames), [], True
+        return chunk
+
+
+def text_of(message: Message) -> str:
+    return "\n".join(part.text for part in message.parts if isinstance(part, Text))
+
+
+def with_transcripts(messages: tuple[Message, ...], transcripts: list[Transcript] | None) -> tuple[Message, ...]:
+    """Each Audio part replaced by its transcript; without transcripts, and where nothing was heard, by nothing."""
+    heard = iter(transcripts or ())
+
+    def parts(message: Message) -> Iterator[Text | Video]:
+        for part in message.parts:
+            if not isinstance(part, Audio):
+                yield part
+            elif transcripts is not None and (text := next(heard).text):
+                yield Text(text)
+
+    return tuple(replace(message, parts=tuple(parts(message))) for message in messages)

@@ -1,0 +1,135 @@
+"""Checkpoints that are not what they should be: one line that names the file, whatever is wrong with it."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from aura_omni import nano
+from aura_omni.errors import CheckpointError
+from aura_omni.pipeline import Pipeline
+from tests.family import config, family
+
+Change = Callable[[Path], None]
+
+
+def cut(name: str, keep: int) -> Change:
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:keep])
+
+
+def written(name: str, content: str) -> Change:
+    return lambda folder: (folder / name).write_text(content)
+
+
+def changed(name: str, path: str, value: object) -> Change:
+    """A field of a JSON file, by its keys with dots between them."""
+
+    def change(folder: Path) -> None:
+        content = json.loads((folder / name).read_text()) if (folder / name).is_file() else {}
+        *inner, last = path.split(".")
+        section = content
+        for key in inner:
+            section = section[key]
+        section[last] = value
+        (folder / name).write_text(json.dumps(content))
+
+    return change
+
+
+def without_tokenizer_json(change: Change) -> Change:
+    def both(folder: Path) -> None:
+        (folder / "tokenizer.json").unlink()
+        change(folder)
+
+    return both
+
+
+WEIGHTS, INDEX, CONFIG, GENERATION = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "config.json",
+    "generation_config.json",
+)
+CASES: list[tuple[str, Change, str]] = [
+    ("asr", cut(WEIGHTS, 0), WEIGHTS),
+    ("asr", cut(WEIGHTS, 1000), WEIGHTS),
+    ("asr", written(WEIGHTS, "not weights at all"), WEIGHTS),
+    ("aura", cut(WEIGHTS, 100_000), WEIGHTS),
+    ("tts_custom_voice", cut("speech_tokenizer/" + WEIGHTS, 0), "speech_tokenizer"),
+    ("tts_custom_voice", cut("speech_tokenizer/" + WEIGHTS, 100_000), "speech_tokenizer"),
+    ("asr", written(INDEX, '{"weight_map": ["model.safetensors"]}'), INDEX),
+    ("asr", written(INDEX, '{"weight_map": {"a": 1}}'), INDEX),
+    ("asr", written(INDEX, '{"weight_map": {"a": "../../etc/passwd"}}'), INDEX),
+    ("asr", written(INDEX, '{"weight_map": {"a": "gone.safetensors"}}'), "gone.safetensors"),
+    ("asr", written(INDEX, "[]"), INDEX),
+    ("asr", written("tokenizer.json", "{}"), "tokenizer.json"),
+    ("aura", written("tokenizer.json", "garbage"), "tokenizer.json"),
+    ("tts_custom_voice", written("tokenizer.json", '{"model": null}'), "tokenizer.json"),
+    ("asr", without_tokenizer_json(written("vocab.json", "[]")), "vocab.json"),
+    (
+        "asr",
+        without_tokenizer_json(written("tokenizer_config.json", '{"added_tokens_decoder": []}')),
+        "tokenizer_config",
+    ),
+    (
+        "asr",
+        without_tokenizer_json(written("tokenizer_config.json", '{"added_tokens_decoder": {"x": 1}}')),
+        "tokenizer_c",
+    ),
+    ("asr", changed(CONFIG, "thinker_config", None), CONFIG),
+    ("asr", changed(CONFIG, "thinker_config.text_config", "text"), CONFIG),
+    ("asr", changed(CONFIG, "thinker_config.text_config.num_hidden_layers", -1), "num_hidden_layers is -1"),
+    ("asr", changed(CONFIG, "thinker_config.text_config.hidden_size", "64"), "hidden_size is '64'"),
+    ("asr", changed(CONFIG, "thinker_config.text_config.rms_norm_eps", None), "rms_norm_eps is None"),
+    ("asr", changed(CONFIG, "thinker_config.text_config.head_dim", 15), "head_dim is 15"),
+    ("asr", changed(CONFIG, "thinker_config.audio_config.n_window", 0), "n_window is 0"),
+    ("asr", changed(CONFIG, "thinker_config.audio_config.encoder_attention_heads", 0), "encoder_attention_heads is 0"),
+    ("aura", changed(CONFIG, "vision_config", []), CONFIG),
+    ("aura", changed(CONFIG, "vision_config.depth", None), "depth is None"),
+    ("aura", changed(CONFIG, "vision_config.deepstack_visual_indexes", 3), "deepstack_visual_indexes is 3"),
+    ("aura", changed(CONFIG, "text_config.max_position_embeddings", True), "max_position_embeddings is True"),
+    ("aura", changed("video_preprocessor_config.json", "size", None), "video_preprocessor_config.json"),
+    ("aura", changed("preprocessor_config.json", "patch_size", "16"), "patch_size is '16'"),
+    ("tts_custom_voice", changed(CONFIG, "tts_model_type", ["base"]), "tts_model_type"),
+    ("tts_custom_voice", changed(CONFIG, "talker_config", []), CONFIG),
+    ("tts_custom_voice", changed(CONFIG, "talker_config.num_hidden_layers", 2.0), "num_hidden_layers is 2.0"),
+    ("tts_custom_voice", changed(CONFIG, "talker_config.codec_pad_id", None), "codec_pad_id is None"),
+    ("tts_custom_voice", changed(CONFIG, "talker_config.codec_bos_id", 10**6), "codec_bos_id is 1000000"),
+    ("tts_custom_voice", changed(CONFIG, "talker_config.spk_id", {"ann": "3"}), "ann is '3'"),
+    ("tts_custom_voice", changed(CONFIG, "talker_config.spk_id", {"ann": 10**6}), "ann"),
+    ("tts_custom_voice", changed(CONFIG, "talker_config.codec_language_id", [1]), CONFIG),
+    ("tts_base", changed(CONFIG, "speaker_encoder_config", "none"), CONFIG),
+    ("tts_base", changed(CONFIG, "speaker_encoder_config.enc_dim", 0), "enc_dim is 0"),
+    ("tts_custom_voice", changed(GENERATION, "temperature", "hot"), "generation_config.json.*temperature is 'hot'"),
+    ("tts_custom_voice", changed(GENERATION, "temperature", -3), "generation_config.json.*temperature is -3"),
+    ("tts_custom_voice", changed(GENERATION, "subtalker_top_k", "many"), "generation_config.json.*top_k is 'many'"),
+    ("tts_custom_voice", changed(GENERATION, "max_new_tokens", 0), "generation_config.json.*max_tokens is 0"),
+    ("tts_custom_voice", changed("speech_tokenizer/config.json", "decoder_config", None), "speech_tokenizer"),
+    (
+        "tts_custom_voice",
+        changed("speech_tokenizer/config.json", "decoder_config.upsample_rates", 8),
+        "upsample_rates is 8",
+    ),
+    ("tts_custom_voice", changed("speech_tokenizer/config.json", "encoder_config", "x"), "speech_tokenizer"),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "words"), CASES, ids=[f"{name}-{words}" for name, _, words in CASES])
+def test_a_broken_checkpoint_is_one_line_that_names_what_is_broken(name, change, words, tmp_path):
+    shutil.copytree(family() / name, tmp_path / name)
+    change(tmp_path / name)
+    model = {"model": str(tmp_path / name)}
+    broken = {"talker": model, "code2wav": model} if name.startswith("tts") else {name: model}
+    pipeline = {"asr": "qwen3_asr.yaml", "aura": "nano.yaml"}.get(name, "qwen3_tts.yaml")
+    with pytest.raises(CheckpointError, match=words) as caught:
+        Pipeline.load(config(pipeline=pipeline, **broken))
+    assert "\n" not in caught.value.message.strip()
+
+
+@pytest.mark.parametrize("cache", ["/proc/nope", "/dev/null"])
+def test_a_cache_that_cannot_be_written_is_named_with_the_way_out(cache, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", cache)
+    with pytest.raises(CheckpointError, match=f"{cache}.*XDG_CACHE_HOME"):
+        nano.folder_of("nano:asr")

@@ -1,0 +1,78 @@
+"""Checkpoints to stages: what is refused at start, and that it is refused before anything large is read."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from aura_omni.assembly import assemble
+from aura_omni.engine.loader import Checkpoint
+from aura_omni.engine.memory import StageNeeds, plan_pages
+from aura_omni.errors import CheckpointError, DoesNotFit
+from tests.family import config, family
+
+
+def test_what_does_not_fit_is_refused_before_weights_are_read(monkeypatch):
+    monkeypatch.setattr(Checkpoint, "load", lambda *_, **__: pytest.fail("weights were read"))
+    with pytest.raises(DoesNotFit, match=r"stage aura may take .* Raise its gpu_memory_utilization from 0.0001 to"):
+        assemble(config(aura={"gpu_memory_utilization": 0.0001}))
+
+
+def test_following_the_advice_of_a_refusal_works():
+    with pytest.raises(DoesNotFit) as refusal:
+        assemble(config(talker={"gpu_memory_utilization": 0.0001}))
+    advised = float(refusal.value.message.split(" to ")[1].split(",")[0].rstrip("."))
+    assert assemble(config(talker={"gpu_memory_utilization": advised})).speech is not None
+
+
+def test_the_published_sizes_fit_one_141_gb_card_with_the_published_fractions():
+    gib = 2**30
+    stages = [
+        # weights, KV bytes per token and longest sequence of the published checkpoints (benchmarks/RESULTS.md)
+        StageNeeds("asr", 0.10, int(3.80 * gib), gib, 114_688, 8_192),
+        StageNeeds("aura", 0.40, int(16.33 * gib), int(1.5 * gib), 147_456, 262_144),
+        StageNeeds("talker", 0.20, int(3.57 * gib), gib, 114_688, 4_096),
+        StageNeeds("code2wav", 0.20, int(0.4 * gib), gib),
+    ]
+    pages = plan_pages(143_771 * 2**20, stages, page_size=16)
+    assert pages["aura"] * 16 >= 262_144
+
+
+@pytest.fixture
+def broken(tmp_path) -> Path:
+    """A copy of the AURA checkpoint to break."""
+    return Path(shutil.copytree(family() / "aura", tmp_path / "aura"))
+
+
+def edited(folder: Path, edit) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda tensors: tensors.pop("lm_head.weight"), "missing lm_head.weight"),
+        (lambda tensors: tensors.update(extra=tensors["lm_head.weight"].clone()), "unused extra"),
+        (
+            lambda tensors: tensors.update({"lm_head.weight": tensors["lm_head.weight"][:-1].clone()}),
+            r"lm_head.weight is \[511, 64\]",
+        ),
+    ],
+    ids=["missing", "unused", "misshaped"],
+)
+def test_weights_that_do_not_fit_the_configuration_are_named(broken, edit, words):
+    edited(broken, edit)
+    with pytest.raises(CheckpointError, match=words):
+        assemble(config(aura={"model": str(broken)}))
+
+
+def test_an_aura_that_could_never_be_silent_does_not_start(broken):
+    tokenizer = json.loads((broken / "tokenizer.json").read_text())
+    tokenizer["added_tokens"] = [token for token in tokenizer["added_tokens"] if token["content"] != "<|silent|>"]
+    (broken / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(CheckpointError, match=r"<\|silent\|>"):
+        assemble(config(aura={"model": str(broken)}))

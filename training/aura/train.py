@@ -1,0 +1,244 @@
+"""Trains nano AURA from nothing, or from where a run stopped.
+
+    python -m training.aura.train OUT --words FOLDER --photos FILE --time-s 300 [--resume FOLDER] [--workers 12]
+    python -m training.aura.train OUT --smoke          # a toy world and a toy network, seconds on a CPU
+
+OUT gets checkpoint/ (the averaged weights, ready to be served), state files to resume from, and log.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Iterator, Sequence
+from ctypes import c_double
+from multiprocessing import Value
+from multiprocessing.sharedctypes import Synchronized
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from aura_omni.nano.published import NANO, Sizes
+from training.aura import photos, vocabulary
+from training.aura.ahead import ahead
+from training.aura.data import Batch, Maker, Plan
+from training.aura.draw import Painter
+from training.aura.evaluate import evaluate
+from training.aura.export import export
+from training.aura.looks import Album
+from training.aura.model import SMOKE, Feeder, Inputs, Tutor, network, outcome, smooth_positions
+
+WARM_UP = 150  # steps
+DECAY = 0.05
+SIGHT = 0.4  # weight of the tower's own loss at the start; a tenth of it at the end
+AVERAGE = 0.998  # of the weights, per step
+TOY = Plan(160, 96, rounds=3, toy=True)
+
+
+class Batches(IterableDataset[Batch]):
+    """Endless. progress is shared with the training, so that conversations grow longer as it goes on."""
+
+    def __init__(
+        self, words: Path, album: Album, *, seed: int, rows: int, progress: Synchronized[float], toy: bool
+    ) -> None:
+        self._words, self._album, self._seed, self._rows, self._progress = words, album, seed, rows, progress
+        self._toy = toy
+
+    def __iter__(self) -> Iterator[Batch]:
+        worker = get_worker_info()
+        maker = Maker(
+            self._words, self._album, seed=self._seed * 1000 + (0 if worker is None else worker.id), lesson=True
+        )
+        while True:
+            yield maker.batch(TOY if self._toy else maker.plan(self._progress.value), rows=self._rows)
+
+
+class Trainer:
+    def __init__(self, device: torch.device, sizes: Sizes, *, seed: int, rate: float) -> None:
+        self.device, self.rate, self.steps, self.first = device, rate, 0, 0
+        self.made = network(seed, sizes).to(device)
+        self.tutor = Tutor(sizes.aura.hidden).to(device)
+        self.average = network(seed, sizes).to(device).requires_grad_(False)
+        matrices = [p for part in (self.made, self.tutor) for p in part.parameters() if p.dim() > 1]
+        vectors = [p for part in (self.made, self.tutor) for p in part.parameters() if p.dim() < 2]
+        self.optimizer = torch.optim.AdamW(
+            [{"params": matrices, "weight_decay": DECAY}, {"params": vectors, "weight_decay": 0.0}],
+            lr=rate,
+            betas=(0.9, 0.98),
+            fused=device.type == "cuda",
+        )
+
+    def step(self, inputs: Inputs, progress: float) -> dict[str, Tensor]:
+        """One step; progress of the run sets the learning rate. Returns losses, still on the device."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+            result = outcome(self.made, inputs)
+        losses = F.cross_entropy(result.logits, result.targets, reduction="none")
+        words = (losses * result.weights).sum() / result.weights.sum()
+        loss, sight, seen = words, words.new_zeros(()), words.new_zeros(())
+        if result.features is not None and inputs.cells is not None:
+            sight, seen = self.tutor.loss(result.features, inputs.cells)
+            loss = words + SIGHT * max(0.1, 1 - progress) * sight
+        rate = (
+            self.rate
+            * min(1.0, (self.steps - self.first + 1) / WARM_UP)
+            * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
+        )
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.made.parameters(), 1.0)
+        self.optimizer.step()
+        self.steps += 1
+        keep = min(AVERAGE, self.steps / (self.steps + 10))
+        with torch.no_grad():
+            torch._foreach_lerp_(list(self.average.parameters()), list(self.made.parameters()), 1 - keep)
+        return {"words": words.detach(), "sight": sight.detach(), "seen": seen.detach()}
+
+    # ------------------------------------------------------------ stopping and going on
+
+    def save(self, out: Path) -> None:
+        """state_*.safetensors (half precision, each under 16 MB) and state.json."""
+        named = {**dict(self.made.named_parameters(prefix="made")), **dict(self.tutor.named_parameters(prefix="tutor"))}
+        moments = {name: self.optimizer.state[p] for name, p in named.items()}
+        files = {
+            "weights": {name: p.detach().half() for name, p in named.items()},
+            "average": {name: p.half() for name, p in self.average.named_parameters()},
+            "first": {name: m["exp_avg"].bfloat16() for name, m in moments.items() if m},
+            "second": {name: m["exp_avg_sq"].bfloat16() for name, m in moments.items() if m},
+        }
+        for name, tensors in files.items():
+            save_file(
+                {key: value.contiguous().cpu() for key, value in tensors.items()}, out / f"state_{name}.safetensors"
+            )
+        (out / "state.json").write_text(json.dumps({"steps": self.steps}))
+
+    def resume(self, out: Path) -> None:
+        """What the state lacks starts anew: moments, a head of the tutor; the average without a file is the weights."""
+        files = {
+            name: load_file(path) if (path := out / f"state_{name}.safetensors").exists() else {}
+            for name in ("weights", "average", "first", "second")
+        }
+        named = {**dict(self.made.named_parameters(prefix="made")), **dict(self.tutor.named_parameters(prefix="tutor"))}
+        self.steps = self.first = json.loads((out / "state.json").read_text())["steps"]
+        with torch.no_grad():
+            for name, p in named.items():
+                if name.startswith("tutor.") and name not in files["weights"]:
+                    continue
+                p.copy_(files["weights"][name])
+                if name in files["first"]:
+                    self.optimizer.state[p] = {
+                        "step": torch.tensor(
+                            float(self.steps), device=self.device if self.device.type == "cuda" else None
+                        ),
+                        "exp_avg": files["first"][name].to(self.device, torch.float32),
+                        "exp_avg_sq": files["second"][name].to(self.device, torch.float32),
+                    }
+            for name, p in self.average.named_parameters():
+                p.copy_(files["average"].get(name, files["weights"][f"made.{name}"]))
+
+    def new_positions(self) -> None:
+        """Starts the learned positions anew, and what the optimizer remembers of them."""
+        weight = self.made.visual.pos_embed.weight
+        with torch.no_grad():
+            start = smooth_positions(self.made.visual.config.position_side, weight.shape[1])
+            for network_ in (self.made, self.average):
+                network_.visual.pos_embed.weight.copy_(start)
+        self.optimizer.state.pop(weight, None)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--words", type=Path, help="folder of the tokenizer; made if not given")
+    parser.add_argument("--photos", type=Path, help="the file of training.aura.photos; grey cards if not given")
+    parser.add_argument("--checkpoint", type=Path, help="folder of the served form; OUT/checkpoint if not given")
+    parser.add_argument("--resume", type=Path)
+    parser.add_argument("--new-positions", action="store_true", help="starts the learned positions of a state anew")
+    parser.add_argument("--time-s", type=float, default=300.0)
+    parser.add_argument("--steps", type=int, default=10**9)
+    parser.add_argument("--rows", type=int, default=40_960, help="of a step")
+    parser.add_argument("--rate", type=float, default=1.5e-3)
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--save-every-s", type=float, default=60.0)
+    parser.add_argument("--smoke", action="store_true")
+    train(parser.parse_args(words))
+
+
+def train(arguments: argparse.Namespace) -> None:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    sizes, out = SMOKE if arguments.smoke else NANO, arguments.out
+    out.mkdir(parents=True, exist_ok=True)
+    checkpoint = arguments.checkpoint or out / "checkpoint"
+    words = arguments.words or checkpoint
+    if arguments.words is None:
+        vocabulary.write(words)
+    if arguments.photos is None:
+        pictures, album = np.full((1, 144, 256, 3), 128, np.uint8), Album((0.5,), ())
+        unseen = pictures, album
+    else:
+        pictures, album = photos.read(arguments.photos, "train")
+        unseen = photos.read(arguments.photos, "unseen")
+    trainer = Trainer(device, sizes, seed=arguments.seed, rate=arguments.rate)
+    if arguments.resume is not None:
+        trainer.resume(arguments.resume)
+    if arguments.new_positions:
+        trainer.new_positions()
+    progress = Value(c_double, 0.3 if arguments.resume else 0.0)
+    seed = arguments.seed + 7919 * trainer.steps
+    data = Batches(words, album, seed=seed, rows=arguments.rows, progress=progress, toy=arguments.smoke)
+    loader = DataLoader(
+        data, batch_size=None, num_workers=arguments.workers, prefetch_factor=4 if arguments.workers else None
+    )
+    feeder = Feeder(Painter(pictures, device))
+    held_out = Maker(words, unseen[1], seed=99, unseen=True, slips=0.0)
+    held_feeder = Feeder(Painter(unseen[0], device))
+    start, saved = time.monotonic(), 0.0
+    print(f"{sum(p.numel() for p in trainer.made.parameters()):,} parameters on {device}", flush=True)
+
+    def report(elapsed_s: float, **more: object) -> None:
+        line = {"step": trainer.steps, "s": round(elapsed_s, 1), **more}
+        with (out / "log.jsonl").open("a") as log:
+            log.write(json.dumps(line) + "\n")
+        print(line, flush=True)
+
+    def check(elapsed_s: float, batches: int) -> None:
+        trainer.save(out)
+        export(trainer.average, words, checkpoint, sizes=sizes)
+        plans = {"plans": (TOY,)} if arguments.smoke else {}
+        tally = evaluate(
+            trainer.average,
+            held_feeder,
+            held_out,
+            silent_id=held_out.silent_id,
+            rows=arguments.rows // 2,
+            batches=batches,
+            **plans,
+        )
+        report(elapsed_s, held_out=tally.shares())
+
+    for inputs in ahead(loader, feeder):
+        elapsed_s = time.monotonic() - start
+        done = max(elapsed_s / arguments.time_s, (trainer.steps - trainer.first) / arguments.steps)
+        if done >= 1:
+            break
+        progress.value = 0.3 + 0.7 * done if arguments.resume else done
+        losses = trainer.step(inputs, done)
+        if trainer.steps % 50 == 0:
+            report(elapsed_s, **{name: round(float(value), 4) for name, value in losses.items()})
+        if elapsed_s - saved > arguments.save_every_s:
+            saved = elapsed_s
+            check(elapsed_s, 1)
+    check(time.monotonic() - start, 4)
+
+
+if __name__ == "__main__":
+    main()
