@@ -6,7 +6,7 @@ use. Keys and nesting are those of the published repositories; token ids come fr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -132,6 +132,19 @@ def _decoder(text: Text, **more: Any) -> Json:
         "num_key_value_heads": text.kv_heads,
         "rms_norm_eps": 1e-6,
         **more,
+    }
+
+
+def tokenizer_config(added: Mapping[str, int], special: Collection[str]) -> Json:
+    """tokenizer_config.json; added: every added token with its id, special: those that are no text."""
+    return {
+        "tokenizer_class": "Qwen2Tokenizer",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "added_tokens_decoder": {
+            str(number): {"content": name, "special": name in special, "normalized": False}
+            for name, number in added.items()
+        },
     }
 
 

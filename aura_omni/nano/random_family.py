@@ -11,7 +11,6 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -190,16 +189,9 @@ def write_tokenizer(
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     tokenizer.model.save(str(folder))  # vocab.json and merges.txt: all that some published folders have
-    decoder: dict[str, Any] = {
-        str(tokenizer.token_to_id(name)): {"content": name, "special": name in special, "normalized": False}
-        for name in names
-    }
-    config = {
-        "tokenizer_class": "Qwen2Tokenizer",
-        "eos_token": "<|im_end|>",
-        "pad_token": "<|endoftext|>",
-        "added_tokens_decoder": decoder,
-    }
+    config = published.tokenizer_config(
+        {token.content: number for number, token in tokenizer.get_added_tokens_decoder().items()}, special
+    )
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
     found = {name: tokenizer.token_to_id(name) for name in (*names, "assistant")}
     return {name: number for name, number in found.items() if number is not None}
