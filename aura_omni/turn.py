@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import takewhile
 from typing import Any, Literal
 
 import numpy as np
@@ -155,9 +154,11 @@ class Turn:
         """Of a long recording, what is heard up to the first part that is still missing; a stop string needs the whole."""
         texts = []
         for clip, parts in enumerate(self._heard):
-            known = list(takewhile(lambda part: (clip, part) in self._known, range(len(parts))))  # noqa: B023
-            texts.append(joined(parts[: len(known)]).text)
-            if len(known) < len(parts):
+            known = 0
+            while known < len(parts) and (clip, known) in self._known:
+                known += 1
+            texts.append(joined(parts[:known]).text)
+            if known < len(parts):
                 break
         self._say("\n".join(filter(None, texts))[len(self._text) :])
 
