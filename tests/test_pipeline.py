@@ -560,10 +560,18 @@ def test_a_part_of_a_turn_refuses_what_it_does_not_use(pipeline):
 
 
 def test_a_long_transcript_comes_part_by_part_in_order(hearing):
-    turn = ask(hearing, TurnRequest((Message("user", (recording(),)),), part="transcript"))
-    assert turn.text == heard_by(hearing, recording()).text
+    words = dict.fromkeys(hearing.parts.asr.tokenizer.encode("what is the shape of a red circle"), 100.0)
+    drawn = {"max_tokens": 12, "logit_bias": words, "presence_penalty": 2.0, "frequency_penalty": 2.0}
+    asked = {"voice": Voice(language="en"), "sampling": {"asr": drawn}}
+    turn = heard_by(hearing, recording(), slices(1)[0], part="transcript", **asked)
+    assert turn.text == heard_by(hearing, recording(), slices(1)[0], **asked).text == "\n".join(turn.heard)
     deltas = [event for event in turn.events if isinstance(event, TextDelta)]
-    assert len(deltas) > 1
+    assert len(deltas) > 2
+    stop = turn.text[4:6]
+    stopped = heard_by(
+        hearing, recording(), part="transcript", voice=Voice(language="en"), sampling={"asr": {**drawn, "stop": [stop]}}
+    )
+    assert stopped.text == turn.text[: turn.text.index(stop)].rstrip()
     with pytest.raises(BadRequest, match="does not speak"):
         hearing.submit(speech_of("Hello"), Listener())
 

@@ -332,7 +332,7 @@ def test_a_language_is_known_in_every_spelling(client, language):
 
 
 def test_an_unknown_language_is_refused_with_the_known_ones(client):
-    with pytest.raises(openai.BadRequestError, match="klingon.*English") as refusal:
+    with pytest.raises(openai.BadRequestError, match=r"klingon.*English") as refusal:
         transcribed(client, language="klingon")
     assert refusal.value.param == "language"
 
