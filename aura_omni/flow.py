@@ -25,6 +25,7 @@ SILENT_TEXT = "<|silent|>"
 Role = Literal["system", "user", "assistant"]
 Reason = Literal["stop", "length", "silent", "cancelled", "error"]
 VoiceTask = Literal["Base", "CustomVoice", "VoiceDesign"]
+TurnPart = Literal["turn", "speech", "transcript"]
 
 
 # ---------------------------------------------------------------- what goes in
@@ -223,9 +224,12 @@ class TurnRequest:
     """One request through the stages.
 
     sampling holds, for each stage, only the fields that the request sets; they are merged over the deploy file's.
+    part: all stages that the server has ("turn"), or only those that speak the last message's text ("speech") or write down
+    what is heard in it ("transcript"): then the turn is as on a server that has no other stages.
     """
 
     messages: tuple[Message, ...]
+    part: TurnPart = "turn"
     speak: bool = True  # False: text only, neither Talker nor Code2Wav hears of the turn
     system_prompt: str | None = None  # replaces the default live-video prompt
     voice: Voice = Voice()
@@ -246,7 +250,8 @@ class Transcript:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """A piece of AURA's answer. Delta; joined deltas are the answer. Never sent for a silent turn."""
+    """A piece of AURA's answer; without AURA, of what is spoken or was heard. Delta; joined deltas are the answer. Never sent
+    for a silent turn."""
 
     text: str
 

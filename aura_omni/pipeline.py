@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, get_args
 
 from aura_omni.assembly import Stages, assemble
 from aura_omni.config import Config
@@ -25,6 +25,7 @@ from aura_omni.flow import (
     Sampling,
     StageName,
     Text,
+    TurnPart,
     TurnRequest,
     Video,
     Voice,
@@ -34,6 +35,7 @@ from aura_omni.stages.clips import has_energy
 from aura_omni.stages.silent import speakable
 from aura_omni.stages.talker import TalkerStage
 from aura_omni.stages.talker_prompt import LEAST_PREFILL
+from aura_omni.stages.transcript import language_name
 from aura_omni.stages.voices import Speaking
 from aura_omni.turn import Listening, Plan, Sink, Turn, text_of, with_transcripts
 
@@ -46,6 +48,11 @@ class Pipeline:
         self.stages: tuple[StageName, ...] = tuple(stage.name for stage in config.stages)
         self.served_names = config.served_names
         self.engine = Engine(stages.runners())
+        self._planners = {
+            part: _Planner(config, needed, part)
+            for part in get_args(TurnPart)
+            if (needed := _stages_of(stages, part)) is not None
+        }
 
     @classmethod
     def load(cls, config: Config) -> Pipeline:
@@ -74,14 +81,54 @@ class Pipeline:
         """
         if not self.ready:
             raise Unavailable(self.reason)
-        turn = Turn(self._plan(request), sink, engine=self.engine, parts=self.parts, chunks=self.config.audio_chunks)
+        planner = self._planners.get(request.part)
+        if planner is None:
+            does = "speak" if request.part == "speech" else "listen"
+            raise BadRequest(f"this server does not {does} (pipeline {self.config.pipeline})", param="part")
+        plan = planner.plan(request)
+        turn = Turn(plan, sink, engine=self.engine, parts=planner.parts, chunks=self.config.audio_chunks)
         self.engine.post(turn.begin)
         return turn
 
+    @property
+    def speakers(self) -> tuple[str, ...]:
+        """Names of the voices that the Talker's checkpoint has; none for one that clones or designs them."""
+        return () if self.parts.speech is None else tuple(self.parts.speech.talker.voices.speakers)
+
+    def check_defaults(self) -> None:
+        """Raises ConfigError for what would refuse every request: sampling of a deploy file, contexts that hold nothing."""
+        self._planners["turn"].check_defaults()
+
+
+def _stages_of(stages: Stages, part: TurnPart) -> Stages | None:
+    """The stages that a part of a turn runs through; None if they are not all there."""
+    match part:
+        case "turn":
+            return stages
+        case "speech":
+            kept = replace(stages, asr=None, aura=None) if stages.speech is not None else None
+            name: StageName = "talker"
+        case "transcript":
+            kept = replace(stages, aura=None, speech=None) if stages.asr is not None else None
+            name = "asr"
+    return kept and replace(kept, ar_runners={name: stages.ar_runners[name]})
+
+
+class _Planner:
+    """From a request to a Plan through given stages. Raises whatever can be refused."""
+
+    def __init__(self, config: Config, parts: Stages, part: TurnPart) -> None:
+        self.config = config
+        self.parts = parts
+        self._stages = [stage.name for stage in config.stages if stage.name in parts.runners()]
+        self._named = (
+            f"pipeline {config.pipeline}" if part == "turn" else f"part {part!r} of pipeline {config.pipeline}"
+        )
+
     # ------------------------------------------------------------ checks, on the caller's thread
 
-    def _plan(self, request: TurnRequest) -> Plan:
-        sampling = {name: self._sampling(name, request.sampling.get(name, {})) for name in self.stages}
+    def plan(self, request: TurnRequest) -> Plan:
+        sampling = {name: self._sampling(name, request.sampling.get(name, {})) for name in self._stages}
         self._check_parts(request)
         if self.parts.aura is None:
             self._refuse_what_does_nothing(request)
@@ -127,19 +174,15 @@ class Pipeline:
             raise BadRequest("the last message must be the user's", param="messages")
         parts = [part for message in messages for part in message.parts]
         if self.parts.asr is None and any(isinstance(part, Audio) for part in parts):
-            raise BadRequest(
-                f"this server speaks but does not listen (pipeline {self.config.pipeline}); send text", param="messages"
-            )
+            raise BadRequest(f"this server speaks but does not listen ({self._named}); send text", param="messages")
         if self.parts.aura is None and any(isinstance(part, Video) for part in parts):
-            raise BadRequest(
-                f"this server does not see (pipeline {self.config.pipeline}); send no image or video", param="messages"
-            )
+            raise BadRequest(f"this server does not see ({self._named}); send no image or video", param="messages")
         if self.parts.speech is None and not any(isinstance(part, Audio) for part in messages[-1].parts):
             raise BadRequest("this server only transcribes; the last message needs an audio part", param="messages")
 
     def _refuse_what_does_nothing(self, request: TurnRequest) -> None:
         """Without AURA there is no conversation: one message is transcribed, or spoken."""
-        named = f"in pipeline {self.config.pipeline}, which has no AURA; leave it out"
+        named = f"in {self._named}, which has no AURA; leave it out"
         before = request.messages[:-1]
         if self.parts.asr is not None and before[:1] and before[0].role == "system":
             before = before[1:]  # words to expect, as beside the audio
@@ -168,7 +211,7 @@ class Pipeline:
         if self.parts.aura is None:
             context = "\n".join(text for message in request.messages if (text := text_of(message)))
             language = request.voice.language
-            language = None if language is None or language.strip().lower() == "auto" else language
+            language = None if language is None or language.strip().lower() == "auto" else language_name(language)
 
         def listening(part: Audio) -> Listening:
             prompt = asr.prompt(part, context=context, language=language)
@@ -218,7 +261,7 @@ class Pipeline:
     # ------------------------------------------------------------ checks, at start
 
     def check_defaults(self) -> None:
-        """Raises ConfigError for what would refuse every request: sampling of a deploy file, contexts that hold nothing."""
+        """As Pipeline.check_defaults."""
         for stage in self.config.stages:
             where = f"stage {stage.stage_id} ({stage.name})"
             try:

@@ -96,6 +96,7 @@ class Turn:
         self._ended = False
         self._unheard = deque((clip, part) for clip, parts in enumerate(plan.hearing) for part in range(len(parts)))
         self._heard: list[list[Transcript]] = [[Transcript("")] * len(parts) for parts in plan.hearing]
+        self._known: set[tuple[int, int]] = set()  # clip and part of the transcripts that are there
         self._handover: _Handover | None = None  # while AURA writes and the Talker is to follow
         self._usage = Usage()
         self._text = ""
@@ -136,6 +137,9 @@ class Turn:
             if not complete:
                 log.warning("max_tokens %d of ASR cut a transcript", sequence.sampling.max_tokens)
             self._heard[clip][part] = replace(reader.transcript(), complete=complete)
+            self._known.add((clip, part))
+            if self._plan.request.part == "transcript" and not sequence.sampling.stop:
+                self._say_known()
             if self._parts.aura is None:
                 self._count(text_tokens=sequence.generated, cached_tokens=sequence.cached)
             self._listen()
@@ -145,6 +149,18 @@ class Turn:
         self._count(prompt_audio_tokens=listening.prompt.audio.length)
         if self._parts.aura is None:
             self._count(prompt_text_tokens=len(listening.prompt.tokens) - listening.prompt.audio.length)
+
+    def _say_known(self) -> None:
+        """Of a long recording, what is heard up to the first part that is still missing; a stop string needs the whole."""
+        texts = []
+        for clip, parts in enumerate(self._heard):
+            known = 0
+            while known < len(parts) and (clip, known) in self._known:
+                known += 1
+            texts.append(joined(parts[:known]).text)
+            if known < len(parts):
+                break
+        self._say("\n".join(filter(None, texts))[len(self._text) :])
 
     def _transcripts(self) -> list[Transcript]:
         """One for each clip; also settles how the text ended, for the case that it is all there is to say."""
@@ -212,7 +228,7 @@ class Turn:
             self._finish(self._text_reason if self._nothing_chosen else "silent")
             return
         self._count(prompt_text_tokens=self._plan.text_tokens)
-        self._say(text)
+        self._say(text[len(self._text) :])
         self._speak(self._plan.body)
 
     def _ids_to_speak(self, aura: AuraStage, outputs: list[int]) -> list[int] | None:

@@ -112,7 +112,7 @@ def spoken_whole(pipeline, text: str) -> np.ndarray:
     """The Talker and Code2Wav on all of a text at once, in streaming order, without a Turn."""
     speech = pipeline.parts.speech
     speaking = dataclasses.replace(speech.talker.voices.resolve(Voice()), non_streaming=False)
-    sampling = pipeline._plan(spoken(sampling=LONG)).sampling["talker"]
+    sampling = pipeline._planners["turn"].plan(spoken(sampling=LONG)).sampling["talker"]
     frames, done = [], threading.Event()
 
     def start():
@@ -500,6 +500,88 @@ def test_speech_alone_speaks_the_last_message():
         ]:
             with pytest.raises(BadRequest, match=words):
                 pipeline.submit(wrong, Listener())
+
+
+# ---------------------------------------------------------------- a part of a turn
+
+
+def speech_of(words: str, *, whole: bool | None = None, **fields) -> TurnRequest:
+    drawn = {"talker": {"seed": 5}}
+    voice = Voice(max_frames=6, non_streaming=whole)
+    return TurnRequest((Message("user", (Text(words),)),), part="speech", voice=voice, sampling=drawn, **fields)
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["text at once", "text as it is written"])
+def test_speech_of_a_text_is_how_an_answer_of_that_text_is_spoken(pipeline, whole):
+    drawn = {"aura": {"max_tokens": 12}, "talker": {"seed": 5}}
+    answer = ask(pipeline, spoken(sampling=drawn, voice=Voice(max_frames=6, non_streaming=whole)))
+    before = [pipeline.parts.ar_runners[name].counters.steps for name in ("asr", "aura")]
+    speech = ask(pipeline, speech_of(answer.text, whole=whole))
+    assert speech.text == answer.text
+    np.testing.assert_allclose(speech.samples, answer.samples, atol=5e-5)
+    assert speech.end.usage.audio_frames == 6
+    assert [pipeline.parts.ar_runners[name].counters.steps for name in ("asr", "aura")] == before
+
+
+def test_a_transcript_is_what_a_turn_hears_and_nothing_more(pipeline):
+    before = [pipeline.parts.ar_runners[name].counters.steps for name in ("aura", "talker")]
+    request = TurnRequest((Message("user", (recording(),)),), part="transcript")
+    transcript = ask(pipeline, request)
+    assert [transcript.text] == transcript.heard == ask(pipeline, spoken()).heard
+    assert not len(transcript.samples)
+    after = [pipeline.parts.ar_runners[name].counters.steps for name in ("aura", "talker")]
+    assert ask(pipeline, request).text == transcript.text
+    assert transcript.end.usage.text_tokens > 0
+    assert before[0] < after[0]  # of the whole turn alone
+    assert [pipeline.parts.ar_runners[name].counters.steps for name in ("aura", "talker")] == after
+
+
+def test_silence_has_an_empty_transcript_and_a_language_that_is_checked_all_the_same(pipeline):
+    silence = Audio(np.zeros(16_000, np.float32), 16_000, b"silence")
+    turn = ask(pipeline, TurnRequest((Message("user", (silence,)),), part="transcript"))
+    assert turn.text == ""
+    assert turn.heard == [""]
+    with pytest.raises(BadRequest, match="klingon"):
+        pipeline.submit(
+            TurnRequest((Message("user", (silence,)),), part="transcript", voice=Voice(language="klingon")), Listener()
+        )
+
+
+def test_a_part_of_a_turn_refuses_what_it_does_not_use(pipeline):
+    for wrong, words in [
+        (TurnRequest((Message("user", (recording(),)),), part="speech"), "part 'speech'.*send text"),
+        (TurnRequest((Message("user", (Text("Hello"),)),), part="transcript"), "audio part"),
+        (TurnRequest((Message("user", (recording(), clip())),), part="transcript"), "does not see"),
+        (speech_of("Hello", system_prompt="Be brief."), "system prompt"),
+        (TurnRequest((Message("user", (recording(),)),), part="transcript", voice=Voice(speaker="ryan")), "speaker"),
+    ]:
+        with pytest.raises(BadRequest, match=words):
+            pipeline.submit(wrong, Listener())
+
+
+def test_a_long_transcript_comes_part_by_part_in_order(hearing):
+    words = dict.fromkeys(hearing.parts.asr.tokenizer.encode("what is the shape of a red circle"), 100.0)
+    drawn = {"max_tokens": 12, "logit_bias": words, "presence_penalty": 2.0, "frequency_penalty": 2.0}
+    asked = {"voice": Voice(language="en"), "sampling": {"asr": drawn}}
+    turn = heard_by(hearing, recording(), slices(1)[0], part="transcript", **asked)
+    assert turn.text == heard_by(hearing, recording(), slices(1)[0], **asked).text == "\n".join(turn.heard)
+    deltas = [event for event in turn.events if isinstance(event, TextDelta)]
+    assert len(deltas) > 2
+    stop = turn.text[4:6]
+    stopped = heard_by(
+        hearing, recording(), part="transcript", voice=Voice(language="en"), sampling={"asr": {**drawn, "stop": [stop]}}
+    )
+    assert stopped.text == turn.text[: turn.text.index(stop)].rstrip()
+    with pytest.raises(BadRequest, match="does not speak"):
+        hearing.submit(speech_of("Hello"), Listener())
+
+
+def test_cancelling_a_part_frees_everything(pipeline):
+    for request in (speech_of("so " * 50), TurnRequest((Message("user", (recording(),)),), part="transcript")):
+        listener = Listener()
+        pipeline.submit(request, listener).cancel()
+        assert listener.wait().end.reason in ("cancelled", "stop", "length")
+        assert all(runner.counters.pages_used == 0 for runner in pipeline.parts.ar_runners.values())
 
 
 # ---------------------------------------------------------------- many and long recordings

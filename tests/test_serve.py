@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import re
 import socket
 import struct
@@ -266,6 +267,74 @@ def test_clients_of_the_examples_run_without_arguments_but_the_port(server, tmp_
         assert done.returncode == 0, done.stderr
     for output in (tmp_path / "python", tmp_path / "aura_output"):
         assert (output / "answer.txt").read_text(encoding="utf-8")
+
+
+HELLO = {"model": "aurateam/AURA", "voice": "Vivian", "extra_body": {"seed": 7, "max_new_tokens": 12}}
+
+
+def test_speech_is_the_same_whole_streamed_and_in_events(client):
+    whole = client.audio.speech.create(input="Hello there.", **HELLO).content
+    pcm = client.audio.speech.create(input="Hello there.", response_format="pcm", **HELLO).content
+    assert len(pcm) == 12 * 2 * 1_920
+    rate, samples = wav(base64.b64encode(whole).decode())
+    assert rate == 24_000
+    assert samples.tobytes() == pcm
+    with client.audio.speech.with_streaming_response.create(
+        input="Hello there.", stream_format="audio", **HELLO
+    ) as answer:
+        streamed = b"".join(answer.iter_bytes())
+    assert streamed[44:] == pcm
+    assert streamed.count(b"RIFF") == 1
+    events = client.audio.speech.create(input="Hello there.", stream_format="sse", **HELLO).text
+    lines = [json.loads(line[6:]) for line in events.split("\n\n") if line]
+    assert b"".join(base64.b64decode(line["audio"]) for line in lines[:-1])[44:] == pcm
+    assert lines[-1]["usage"]["output_tokens"] == 12
+
+
+def test_voices_are_listed_and_an_unknown_one_is_refused(server, client):
+    names = httpx.get(f"{server.url}/v1/audio/voices").json()["voices"]
+    assert "vivian" in names
+    with pytest.raises(openai.BadRequestError, match="vivian") as refusal:
+        client.audio.speech.create(input="Hello.", model="aurateam/AURA", voice="alloy")
+    assert refusal.value.param == "voice"
+
+
+def test_a_client_that_leaves_a_speech_frees_it(server, client):
+    for _ in range(3):
+        with client.audio.speech.with_streaming_response.create(
+            input="Hello there. " * 20, model="aurateam/AURA", voice="Vivian", response_format="pcm"
+        ) as answer:
+            next(answer.iter_bytes(1_000))
+    assert client.audio.speech.create(input="Hello there.", **HELLO).content
+
+
+def transcribed(client, file: Path | bytes = DATA / "human_a.wav", **fields):
+    file = file if isinstance(file, bytes) else file.read_bytes()
+    return client.audio.transcriptions.create(model="aurateam/AURA", file=("clip.wav", file), **fields)
+
+
+def test_a_transcript_is_what_the_chat_hears(client):
+    heard = ask(client, modalities=["text"]).model_extra["aura"]["transcripts"]
+    assert [transcribed(client).text] == heard
+    assert transcribed(client, response_format="text") == heard[0]
+    *deltas, done = transcribed(client, stream=True)
+    assert "".join(event.delta for event in deltas) == done.text == heard[0]
+    assert transcribed(client, response_format="verbose_json").duration == pytest.approx(8.3, abs=0.1)
+
+
+def test_silence_is_transcribed_as_nothing(client):
+    assert transcribed(client, float_wav(np.zeros(80_000))).text == ""
+
+
+@pytest.mark.parametrize("language", ["en", "EN", "en-US", "English", "zh_CN", ""])
+def test_a_language_is_known_in_every_spelling(client, language):
+    assert transcribed(client, language=language).usage.input_tokens
+
+
+def test_an_unknown_language_is_refused_with_the_known_ones(client):
+    with pytest.raises(openai.BadRequestError, match=r"klingon.*English") as refusal:
+        transcribed(client, language="klingon")
+    assert refusal.value.param == "language"
 
 
 def blocks(language: str) -> list[str]:

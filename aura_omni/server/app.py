@@ -3,7 +3,8 @@
     app = create_app(ServerConfig(api_keys=("secret",)), pipeline)     # any object that is a turns.Pipeline
     run(ServerConfig(port=8091), load)                                 # listens at once, serves when load() is done
 
-Knows endpoints and lifetimes. What an answer looks like is in chat.py, completion.py and stream.py.
+Knows endpoints and lifetimes. What an answer looks like is in chat.py (completion.py, stream.py), speech.py and
+transcriptions.py.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from aura_omni import __version__
 from aura_omni.config.config import DEFAULT_HOST, DEFAULT_MAX_BODY_BYTES, DEFAULT_PARTS, DEFAULT_PORT
 from aura_omni.errors import ConfigError, ModelNotFound, Unavailable, shown
 from aura_omni.media.fetch import MediaPolicy
-from aura_omni.server import chat, errors
+from aura_omni.server import chat, errors, speech, transcriptions
 from aura_omni.server.loading import LoadingPipeline
 from aura_omni.server.middleware import ApiKeys, BodyLimit, Outermost
 from aura_omni.server.parts import MediaReader
@@ -67,7 +68,9 @@ def create_app(config: ServerConfig, pipeline: Pipeline) -> FastAPI:
     if config.api_keys:
         app.add_middleware(ApiKeys, keys=config.api_keys)
     app.add_middleware(Outermost)  # added last, so around the others
-    app.include_router(chat.router(pipeline, MediaReader(config.media, config.media_limits)))
+    media = MediaReader(config.media, config.media_limits)
+    for part in (chat, speech, transcriptions):
+        app.include_router(part.router(pipeline, media))
     _add_state(app, pipeline)
     return app
 

@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Send
 
-from aura_omni.errors import AuraError, BadRequest, ModelNotFound, Unavailable, UnsupportedOption
-from aura_omni.flow import Ended, StageName, TurnRequest
-from aura_omni.media.audio import AudioFormat
+from aura_omni.errors import AuraError, BadRequest, Unavailable, UnsupportedOption
+from aura_omni.flow import StageName, TurnRequest
 from aura_omni.media.budget import Budget
-from aura_omni.server.completion import Heard, Wanted, completion, failure
+from aura_omni.server.answer import EVENT_STREAM, WhileConnected, send_whole, served_model, stream_turn, whole_turn
+from aura_omni.server.completion import STREAMED_FORMATS, Wanted, audio_format_of, completion
 from aura_omni.server.errors import error_line, log_failure
 from aura_omni.server.parts import MediaReader
 from aura_omni.server.sampling import stage_sampling
 from aura_omni.server.schemas import ChatRequest, documented, read_body
 from aura_omni.server.stream import ChunkStream
-from aura_omni.server.turns import Pipeline, opened, unless_gone
-from aura_omni.server.voice import request_fields_named, voice_request
-
-_FORMATS: dict[str, AudioFormat] = {
-    "wav": "wav", "pcm": "pcm16", "pcm16": "pcm16", "flac": "flac", "mp3": "mp3", "opus": "opus",
-}  # fmt: skip
-_STREAMED: tuple[AudioFormat, ...] = ("wav", "pcm16")
+from aura_omni.server.turns import Pipeline
+from aura_omni.server.voice import CHAT_FIELDS, request_fields_named, voice_request
 
 
 def router(pipeline: Pipeline, media: MediaReader) -> APIRouter:
@@ -42,29 +37,15 @@ def router(pipeline: Pipeline, media: MediaReader) -> APIRouter:
         answer = _streamed if body.stream else _whole
 
         async def work(send: Send) -> None:
-            with request_fields_named():
-                asked = await turn_request(body, pipeline.stages, wanted, media)
+            asked = await turn_request(body, pipeline.stages, wanted, media)
+            with request_fields_named(CHAT_FIELDS):
                 failed = await answer(pipeline, asked, wanted, send)
             if failed is not None:
                 log_failure(request.scope, failed)
 
-        return _WhileConnected(work)
+        return WhileConnected(work)
 
     return routes
-
-
-class _WhileConnected(Response):
-    """A response that is made while it is sent, and dropped the moment the client goes away."""
-
-    def __init__(self, work: Callable[[Send], Awaitable[None]]) -> None:
-        super().__init__()
-        self._work = work
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def work() -> None:
-            await self._work(send)
-
-        await unless_gone(receive, work())
 
 
 # ---------------------------------------------------------------- request
@@ -72,14 +53,10 @@ class _WhileConnected(Response):
 
 def wanted_of(body: ChatRequest, pipeline: Pipeline) -> Wanted:
     """What to send back. Raises for a model, a modality or a format that is not served."""
-    model = body.model or pipeline.served_names[0]
-    if model not in pipeline.served_names:
-        raise ModelNotFound(
-            f"no model {model[:100]!r}; this server has {', '.join(pipeline.served_names)}", param="model"
-        )
+    model = served_model(body.model, pipeline)
     modalities = _modalities(body.modalities, pipeline.stages)
-    audio_format = _audio_format(body)
-    if body.stream and "audio" in modalities and audio_format not in _STREAMED:
+    audio_format = audio_format_of(body.audio.format if body.audio else None, param="audio.format")
+    if body.stream and "audio" in modalities and audio_format not in STREAMED_FORMATS:
         raise UnsupportedOption(
             f"audio.format {audio_format!r} is not streamed; use wav or pcm16, or stream: false", param="audio.format"
         )
@@ -109,15 +86,6 @@ def _modalities(given: Any, stages: Sequence[StageName]) -> frozenset[str]:
     return frozenset(given)
 
 
-def _audio_format(body: ChatRequest) -> AudioFormat:
-    given = body.audio.format if body.audio else None
-    if given is None:
-        return "wav"
-    if given.lower() not in _FORMATS:
-        raise BadRequest(f"Invalid audio format {given[:60]!r}; use one of {', '.join(_FORMATS)}", param="audio.format")
-    return _FORMATS[given.lower()]
-
-
 async def turn_request(
     body: ChatRequest, stages: Sequence[StageName], wanted: Wanted, media: MediaReader
 ) -> TurnRequest:
@@ -141,49 +109,12 @@ async def turn_request(
 
 
 async def _whole(pipeline: Pipeline, request: TurnRequest, wanted: Wanted, send: Send) -> AuraError | None:
-    heard = Heard()
-    async with opened(pipeline, request) as events:
-        async for event in events:
-            heard.add(event)
-    ended = heard.ended
-    assert ended is not None, "every turn ends with Ended"
-    error = failure(ended)
-    if error is not None:
-        raise error
-    await _send_json(await asyncio.to_thread(completion, heard, ended, wanted), send)
+    heard, ended = await whole_turn(pipeline, request)
+    await send_whole(JSONResponse(await asyncio.to_thread(completion, heard, ended, wanted)), send)
     return None
 
 
-async def _send_json(body: dict[str, Any], send: Send) -> None:
-    response = JSONResponse(body)
-    await send({"type": "http.response.start", "status": 200, "headers": response.raw_headers})
-    await send({"type": "http.response.body", "body": response.body})
-
-
 async def _streamed(pipeline: Pipeline, request: TurnRequest, wanted: Wanted, send: Send) -> AuraError | None:
-    """Headers leave with the first line, so a turn that fails before it has something to say gets a real status.
-
-    Returns the error that the stream ended with.
-    """
-    chunks = ChunkStream(wanted)
-    begun = False
-    error: AuraError | None = None
-    async with opened(pipeline, request) as events:
-        async for event in events:
-            error = failure(event) if isinstance(event, Ended) else None
-            if error is not None and not begun:
-                raise error
-            for line in chunks.lines(event) if error is None else (error_line(error),):
-                if not begun:
-                    await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
-                    begun = True
-                await send({"type": "http.response.body", "body": line, "more_body": True})
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
-    return error
-
-
-_SSE_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # reverse proxies would collect the stream
-]
+    """Returns the error that the stream ended with."""
+    lines = ChunkStream(wanted).lines
+    return await stream_turn(pipeline, request, send, headers=EVENT_STREAM, pieces=lines, last_words=error_line)

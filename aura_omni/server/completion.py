@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from aura_omni.errors import AuraError, EngineError, Unavailable
+from aura_omni.errors import AuraError, BadRequest, EngineError, Unavailable
 from aura_omni.flow import (
     FRAME_SAMPLES,
     SILENT_TEXT,
@@ -30,6 +30,10 @@ from aura_omni.flow import (
 )
 from aura_omni.media.audio import AudioFormat, encode
 
+AUDIO_FORMATS: dict[str, AudioFormat] = {
+    "wav": "wav", "pcm": "pcm16", "pcm16": "pcm16", "flac": "flac", "mp3": "mp3", "opus": "opus",
+}  # fmt: skip
+STREAMED_FORMATS: tuple[AudioFormat, ...] = ("wav", "pcm16")
 AUDIO_KEPT_S = 24 * 3600  # what expires_at says; nothing is stored, the data is all there is
 
 
@@ -48,11 +52,20 @@ class Wanted:
     created: int = field(default_factory=lambda: int(time.time()))
 
 
+def audio_format_of(given: str | None, *, param: str) -> AudioFormat:
+    """The format that a request names; WAV without a name. Raises BadRequest listing them."""
+    name = "wav" if given is None else given.lower()
+    if name not in AUDIO_FORMATS:
+        raise BadRequest(f"Invalid audio format {name[:60]!r}; use one of {', '.join(AUDIO_FORMATS)}", param=param)
+    return AUDIO_FORMATS[name]
+
+
 @dataclass(slots=True)
 class Heard:
     """A turn as it came in, event by event."""
 
     transcripts: list[str] = field(default_factory=list)
+    language: str | None = None  # of the last transcript; several, with commas, when it changes in a recording
     texts: list[str] = field(default_factory=list)
     samples: list[np.ndarray] = field(default_factory=list)
     ended: Ended | None = None
@@ -61,12 +74,17 @@ class Heard:
         match event:
             case Transcript():
                 self.transcripts.append(event.text)
+                self.language = event.language
             case TextDelta():
                 self.texts.append(event.text)
             case AudioChunk():
                 self.samples.append(event.samples)
             case Ended():
                 self.ended = event
+
+    def sound(self) -> np.ndarray:
+        """float32 [n]. What has no speakable word still is a file that plays: one frame of silence."""
+        return np.concatenate(self.samples) if self.samples else np.zeros(FRAME_SAMPLES, np.float32)
 
 
 def failure(ended: Ended) -> AuraError | None:
@@ -116,8 +134,7 @@ def completion(heard: Heard, ended: Ended, wanted: Wanted) -> dict[str, Any]:
         "silent": silent,
     }
     if wanted.audio and not silent:
-        # An answer without a speakable word still is a file that plays: one frame of silence
-        samples = np.concatenate(heard.samples) if heard.samples else np.zeros(FRAME_SAMPLES, np.float32)
+        samples = heard.sound()
         message["audio"] = {
             "id": wanted.audio_id,
             "data": base64.b64encode(encode(samples, VOICE_RATE, wanted.audio_format)).decode(),

@@ -53,6 +53,11 @@ def error_line(error: AuraError) -> bytes:
     return b"data: " + json.dumps(error_body(error)).encode() + b"\n\n"
 
 
+def error_event(error: AuraError) -> bytes:
+    """The same for streams whose events have a type."""
+    return b"data: " + json.dumps({"type": "error", **error_body(error)}).encode() + b"\n\n"
+
+
 def bad_request(invalid: ValidationError) -> BadRequest:
     """The first problem of a body, with the path to it; the input itself is not repeated."""
     problem = invalid.errors(include_url=False, include_input=False)[0]

@@ -60,6 +60,10 @@ class LoadingPipeline:
     def stages(self) -> tuple[StageName, ...]:
         return self._loaded.stages if self._loaded is not None else ()
 
+    @property
+    def speakers(self) -> tuple[str, ...]:
+        return self._loaded.speakers if self._loaded is not None else ()
+
     def submit(self, request: TurnRequest, sink: Callable[[Event], None]) -> Turn:
         if self._loaded is None:
             raise Unavailable(self.reason)

@@ -119,7 +119,10 @@ class MediaReader:
 
     async def audio(self, source: str, *, param: str, budget: Budget) -> Audio:
         """source is a URL, a data URL or bare base64."""
-        data = await self._bytes(source, param)
+        return await self.sound(await self._bytes(source, param), param=param, budget=budget)
+
+    async def sound(self, data: bytes, *, param: str, budget: Budget) -> Audio:
+        """data: a file, of at most policy.max_bytes."""
         longest_s = self.policy.max_audio_s
         return await self._decoded(partial(decode_audio, data, max_s=longest_s, budget=budget, param=param))
 

@@ -33,12 +33,15 @@ def hint(name: str, known: Iterable[str]) -> str:
 
 ASKS_NOTHING: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
+    "chunking_strategy": ("auto",),
     "chat_template_content_format": ("auto",),
     "length_penalty": (1.0,),
     "n": (1,),
     "output_kind": (0,),
     "priority": (0,),
     "reasoning_effort": ("none",),
+    "sample_rate": (24_000,),
+    "speed": (1, 1.0),
     "response_format": ({"type": "text"},),
     "tool_choice": ("none", "auto"),
     "top_logprobs": (0,),
@@ -265,6 +268,54 @@ class ChatRequest(Body):
     })  # fmt: skip
 
 
+# ---------------------------------------------------------------- speech and transcripts
+
+
+class SpeechRequest(Body):
+    """POST /v1/audio/speech."""
+
+    input: str
+    model: str | None = None
+    voice: str | SpeakerId | None = None
+    speaker: str | None = None
+    instructions: str | None = None
+    language: str | None = None
+    response_format: str | None = None
+    stream: bool | None = None
+    stream_format: Literal["audio", "sse"] | None = None
+    task_type: str | None = None
+    ref_audio: str | list[str] | None = None
+    ref_text: str | None = None
+    x_vector_only_mode: bool | None = None
+    non_streaming_mode: bool | None = None
+    max_new_tokens: int | None = Field(None, ge=1, lt=2**31)
+    seed: Integer = None
+
+    not_served = frozenset({
+        "speed", "sample_rate", "word_timestamps", "speaker_embedding", "references", "extra_params",
+        "initial_codec_chunk_frames", "temperature", "top_p", "top_k", "repetition_penalty", "lang_code", "volume_multiplier",
+        "normalization_options",
+    })  # fmt: skip
+
+
+class TranscriptionRequest(Body):
+    """The fields beside the file of POST /v1/audio/transcriptions."""
+
+    model: str | None = None
+    language: str | None = None
+    prompt: str | None = None
+    response_format: str | None = None
+    stream: bool | None = None
+    temperature: Number = None
+    seed: Integer = None
+
+    not_served = frozenset({
+        "chunking_strategy", "include", "timestamp_granularities", "known_speaker_names", "known_speaker_references",
+        "to_language", "stream_include_usage", "stream_continuous_usage_stats", "max_completion_tokens", "top_p", "top_k",
+        "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "vllm_xargs",
+    })  # fmt: skip
+
+
 # ---------------------------------------------------------------- reading
 
 LARGE_BODY_BYTES = 2**20
@@ -272,7 +323,9 @@ MAX_VALUES = 1_000_000  # of a body, about; base64 has no commas
 MAX_CHARACTERS = 4_000_000  # of a body without media, ten times what the longest context could hold
 MAX_MESSAGES = 4_096
 MAX_PARTS = 1_024  # content parts of all messages
-MEDIA_FIELDS = frozenset({"url", "data", "audio_url", "input_audio", "video_url", "image_url", "tts_ref_audio"})
+MEDIA_FIELDS = frozenset(
+    {"url", "data", "audio_url", "input_audio", "video_url", "image_url", "tts_ref_audio", "ref_audio"}
+)
 
 
 async def read_body(request: Request, kind: type[B]) -> B:
@@ -340,8 +393,8 @@ def _check_counts(messages: Any) -> None:
         raise BadRequest(f"the messages have {parts:,} content parts; at most {MAX_PARTS:,} in all", param="messages")
 
 
-def documented(kind: type[Body]) -> dict[str, Any]:
-    """The OpenAPI entry of an endpoint that uses read_body."""
+def documented(kind: type[Body], *, file: str | None = None) -> dict[str, Any]:
+    """The OpenAPI entry of an endpoint that uses read_body; with a file it is a form that has one of that name."""
     schema = kind.model_json_schema()
     definitions = schema.pop("$defs", {})
 
@@ -354,4 +407,10 @@ def documented(kind: type[Body]) -> dict[str, Any]:
             return [inlined(item) for item in node]
         return node
 
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": inlined(schema)}}}}
+    schema = inlined(schema)
+    media_type = "application/json"
+    if file is not None:
+        media_type = "multipart/form-data"
+        schema["properties"] = {file: {"type": "string", "format": "binary"}, **schema["properties"]}
+        schema["required"] = [file]
+    return {"requestBody": {"required": True, "content": {media_type: {"schema": schema}}}}

@@ -37,6 +37,10 @@ class Pipeline(Protocol):
     def stages(self) -> tuple[StageName, ...]:
         """Stages in order; entry i of sampling_params_list is for stage i."""
 
+    @property
+    def speakers(self) -> tuple[str, ...]:
+        """Names of the voices that the checkpoint has."""
+
     def submit(self, request: TurnRequest, sink: Callable[[Event], None]) -> Turn:
         """Prepare on the CPU and hand the turn to the engine; may take 100 ms, so never call it on the event loop.
 

@@ -1,4 +1,5 @@
-"""How a chat request asks for its voice: OpenAI's `audio.voice`, vLLM-Omni's top-level fields and its `tts_*` keys."""
+"""How a request asks for its voice: of a chat OpenAI's `audio.voice`, vLLM-Omni's top-level fields and its `tts_*` keys; of a
+speech request its fields."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any, get_args
 
 from aura_omni.errors import BadRequest, BadVoice, UnsupportedOption
 from aura_omni.flow import Voice, VoiceTask
-from aura_omni.server.schemas import ChatRequest, SpeakerId, asks_nothing, hint
+from aura_omni.server.schemas import ChatRequest, SpeakerId, SpeechRequest, asks_nothing, hint
 
 _WHERE = "additional_information"
 _SERVED = (
@@ -35,22 +36,29 @@ _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
 
 
-# Fields of flow.Voice, which the stages speak of, by the key that a request sets them with
-_KEYS = {
-    "task": "tts_task_type", "language": "tts_language", "speaker": "tts_speaker", "instruct": "tts_instruct",
-    "ref_audio": "tts_ref_audio", "ref_text": "tts_ref_text", "x_vector_only": "tts_x_vector_only_mode",
-    "pass_token_ids": "tts_pass_token_ids", "non_streaming": "tts_non_streaming_mode", "max_frames": "tts_max_new_tokens",
+# What the pipeline calls a part of a turn, by the request's name of it
+CHAT_FIELDS: Mapping[str, str] = {
+    field: f"{_WHERE}.{key}"
+    for field, key in (
+        ("task", "tts_task_type"), ("language", "tts_language"), ("speaker", "tts_speaker"), ("instruct", "tts_instruct"),
+        ("ref_audio", "tts_ref_audio"), ("ref_text", "tts_ref_text"), ("x_vector_only", "tts_x_vector_only_mode"),
+        ("pass_token_ids", "tts_pass_token_ids"), ("non_streaming", "tts_non_streaming_mode"),
+        ("max_frames", "tts_max_new_tokens"),
+    )
+}  # fmt: skip
+SPEECH_FIELDS: Mapping[str, str] = {
+    "messages": "input", "task": "task_type", "speaker": "voice", "instruct": "instructions",
+    "x_vector_only": "x_vector_only_mode", "non_streaming": "non_streaming_mode", "max_frames": "max_new_tokens",
 }  # fmt: skip
 
 
 @contextmanager
-def request_fields_named() -> Iterator[None]:
-    """A voice that the checkpoint cannot do is refused by the name of the request's key."""
+def request_fields_named(names: Mapping[str, str]) -> Iterator[None]:
+    """What the pipeline refuses is refused by the request's own name of it, where that differs."""
     try:
         yield
-    except BadVoice as error:
-        if error.param in _KEYS:
-            error.param = f"{_WHERE}.{_KEYS[error.param]}"
+    except BadRequest as error:
+        error.param = names.get(error.param or "", error.param)
         raise
 
 
@@ -85,6 +93,20 @@ def voice_request(body: ChatRequest) -> VoiceRequest:
         max_frames=given.count("tts_max_new_tokens"),
     )
     return VoiceRequest(voice, given.text("aura_system_prompt"), given.text("tts_ref_audio"))
+
+
+def speech_voice(body: SpeechRequest) -> Voice:
+    """The voice of a speech request, without its ref_audio. Raises BadRequest naming the field."""
+    return Voice(
+        task=_task(body.task_type, "task_type"),
+        language=body.language,
+        speaker=_agreed({"voice": _speaker(body.voice), "speaker": body.speaker}),
+        instruct=body.instructions,
+        ref_text=body.ref_text,
+        x_vector_only=body.x_vector_only_mode or False,
+        non_streaming=body.non_streaming_mode,
+        max_frames=body.max_new_tokens,
+    )
 
 
 def _speaker(voice: str | SpeakerId | None) -> str | None:
@@ -138,13 +160,14 @@ class _Keys:
         return value
 
     def task(self, name: str) -> VoiceTask | None:
-        value = self.text(name)
-        if not value:
-            return None
-        tasks: tuple[VoiceTask, ...] = get_args(VoiceTask)
-        for task in tasks:
-            if task.lower() == value.strip().lower():
-                return task
-        raise BadVoice(
-            f"{_WHERE}.{name} is {value[:60]!r}; it must be one of {', '.join(tasks)}", param=f"{_WHERE}.{name}"
-        )
+        return _task(self.text(name), f"{_WHERE}.{name}")
+
+
+def _task(value: str | None, where: str) -> VoiceTask | None:
+    if not value:
+        return None
+    tasks: tuple[VoiceTask, ...] = get_args(VoiceTask)
+    for task in tasks:
+        if task.lower() == value.strip().lower():
+            return task
+    raise BadVoice(f"{where} is {value[:60]!r}; it must be one of {', '.join(tasks)}", param=where)

@@ -91,6 +91,7 @@ class FakeTurn:
 class FakePipeline:
     served_names: tuple[str, ...] = ("AURA", "aurateam/AURA")
     stages: tuple[StageName, ...] = STAGES
+    speakers: tuple[str, ...] = ("vivian", "ryan")
 
     def __init__(self, script: Script = plain_answer) -> None:
         self.script = script

@@ -1,0 +1,100 @@
+"""From a turn to the bytes of one HTTP answer: whole, or as it comes. Every endpoint that runs a turn ends here."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from aura_omni.errors import AuraError, ModelNotFound
+from aura_omni.flow import Ended, Event, TurnRequest
+from aura_omni.server.completion import Heard, failure
+from aura_omni.server.turns import Pipeline, opened, unless_gone
+
+EVENT_STREAM: Mapping[str, str] = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",  # reverse proxies would collect the stream
+}
+
+
+class WhileConnected(Response):
+    """A response that is made while it is sent, and dropped the moment the client goes away."""
+
+    def __init__(self, work: Callable[[Send], Awaitable[None]]) -> None:
+        super().__init__()
+        self._work = work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def work() -> None:
+            await self._work(send)
+
+        await unless_gone(receive, work())
+
+
+def served_model(given: str | None, pipeline: Pipeline) -> str:
+    """The name under which a request is answered. Raises ModelNotFound."""
+    model = given or pipeline.served_names[0]
+    if model not in pipeline.served_names:
+        raise ModelNotFound(
+            f"no model {model[:100]!r}; this server has {', '.join(pipeline.served_names)}", param="model"
+        )
+    return model
+
+
+async def whole_turn(pipeline: Pipeline, request: TurnRequest) -> tuple[Heard, Ended]:
+    """All that a turn says. Raises what it failed with."""
+    heard = Heard()
+    async with opened(pipeline, request) as events:
+        async for event in events:
+            heard.add(event)
+    ended = heard.ended
+    assert ended is not None, "every turn ends with Ended"
+    error = failure(ended)
+    if error is not None:
+        raise error
+    return heard, ended
+
+
+async def send_whole(response: Response, send: Send) -> None:
+    await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
+    await send({"type": "http.response.body", "body": response.body})
+
+
+async def stream_turn(
+    pipeline: Pipeline,
+    request: TurnRequest,
+    send: Send,
+    *,
+    headers: Mapping[str, str],
+    pieces: Callable[[Event], Iterable[bytes]],
+    last_words: Callable[[AuraError], bytes] | None,
+) -> AuraError | None:
+    """Send the pieces that each event makes; returns the error that the stream ended with, if it has begun.
+
+    Headers leave with the first piece, so a turn that fails before it has something to say gets a real status: that is raised.
+    last_words: what a stream that fails later ends with. None: nothing can be said in it, so it is left without an end, and
+    the closed connection tells the client that it is not whole.
+    """
+    begun = False
+    error: AuraError | None = None
+    async with opened(pipeline, request) as events:
+        async for event in events:
+            error = failure(event) if isinstance(event, Ended) else None
+            if error is not None and not begun:
+                raise error
+            if error is not None:
+                if last_words is None:
+                    return error
+                said: Iterable[bytes] = (last_words(error),)
+            else:
+                said = pieces(event)
+            for piece in said:
+                if not begun:
+                    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+                    await send({"type": "http.response.start", "status": 200, "headers": raw})
+                    begun = True
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+    return error
