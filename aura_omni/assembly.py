@@ -37,7 +37,7 @@ PAGE_SIZE = 16
 URGENCY: tuple[StageName, ...] = ("code2wav", "talker", "aura", "asr")  # an audio deadline goes before a prefill
 REFERENCES_KEPT = 64  # voices; each is a vector and a few hundred codes
 WAITING_PER_SLOT = 16  # requests that may wait for each of a stage's max_num_seqs
-CPU_BYTES = 2 << 30  # what the fractions are of without CUDA; the system hands pages out as they are first written
+CPU_BYTES = 2 << 30  # what the fractions are of without CUDA
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +212,16 @@ def _share_out(sites: list[_Site]) -> dict[StageName, int]:
         else:
             total = CPU_BYTES
         planned = plan_pages(total, [site.needs for site in here], page_size=PAGE_SIZE)
-        pages |= {site.config.name: planned[site.config.name] for site in here}
+        for site in here:
+            pages[site.config.name] = planned[site.config.name]
+            if device.type == "cpu":
+                pages[site.config.name] = min(pages[site.config.name], _enough_pages(site))
     return pages
+
+
+def _enough_pages(site: _Site) -> int:
+    """Twice what all seats can fill: a small model must not take a laptop's memory for a cache it never needs."""
+    return 2 * site.config.max_num_seqs * -(-site.max_model_len // PAGE_SIZE)
 
 
 # ---------------------------------------------------------------- the runners

@@ -76,3 +76,8 @@ def test_an_aura_that_could_never_be_silent_does_not_start(broken):
     (broken / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(CheckpointError, match=r"<\|silent\|>"):
         assemble(config(aura={"model": str(broken)}))
+
+
+def test_on_a_cpu_pages_follow_the_seats_and_not_the_memory():
+    stages = assemble(config(aura={"max_num_seqs": 2, "max_model_len": 1024}))
+    assert stages.ar_runners["aura"].counters.pages == 2 * 2 * 1024 // 16
