@@ -12,3 +12,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device; run `pytest -m gpu` on one"))
+
+
+@pytest.fixture(scope="module")
+def pipeline():
+    """All four stages on the tiny family, shared by the tests of a file; nothing may be left over in it at the end."""
+    from tests.family import config, running  # only where it is used: it loads every network
+
+    with running(config()) as pipeline:
+        yield pipeline

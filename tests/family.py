@@ -14,7 +14,19 @@ from typing import Any
 import numpy as np
 
 from aura_omni.config import Config, Options, load
-from aura_omni.flow import Audio, AudioChunk, Ended, Event, Text, TextDelta, Transcript, TurnRequest, Video
+from aura_omni.flow import (
+    Audio,
+    AudioChunk,
+    Ended,
+    Event,
+    Message,
+    Part,
+    Text,
+    TextDelta,
+    Transcript,
+    TurnRequest,
+    Video,
+)
 from aura_omni.media.audio import decode_audio
 from aura_omni.media.video import decode_video
 from aura_omni.nano.random_family import write_family
@@ -111,5 +123,10 @@ def clip() -> Video:
     return decode_video((DATA / "bikes.mp4").read_bytes(), max_frames=4, max_pixels=10**7)
 
 
-def text(words: str) -> Text:
-    return Text(words)
+WORDS = {"aura": {"max_tokens": 12}}
+
+
+def spoken(*parts: Part, **fields: Any) -> TurnRequest:
+    """One user message; without parts the recording, the clip and a written question. fields: of the TurnRequest."""
+    fields.setdefault("sampling", WORDS)
+    return TurnRequest((Message("user", parts or (recording(), clip(), Text("What do you see?"))),), **fields)

@@ -1,0 +1,93 @@
+"""The Talker reads AURA's text while it is written."""
+
+import dataclasses
+import itertools
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from aura_omni.flow import (
+    AudioChunk,
+    Voice,
+)
+from tests.family import Listener, ask, spoken
+
+LONG = {"aura": {"max_tokens": 60}, "talker": {"max_tokens": 40, "min_tokens": 40}}
+
+
+def one_talker_prompt(pipeline, monkeypatch) -> list[int]:
+    """Counts the prompts that the Talker is asked for."""
+    talker = type(pipeline.parts.speech.talker)
+    prompts = []
+    original = talker.prompt
+
+    def counted(self, *arguments):
+        prompts.append(1)
+        return original(self, *arguments)
+
+    monkeypatch.setattr(talker, "prompt", counted)
+    return prompts
+
+
+def test_speech_starts_before_the_text_has_ended(pipeline, monkeypatch):
+    prompts = one_talker_prompt(pipeline, monkeypatch)
+    kinds = [type(event).__name__ for event in ask(pipeline, spoken(sampling=LONG)).events]
+    last_text = len(kinds) - 1 - kinds[::-1].index("TextDelta")
+    assert kinds.index("AudioChunk") < last_text
+    assert len(prompts) == 1
+
+
+@pytest.mark.parametrize("pace", [1, 2, 7], ids=lambda pace: f"aura every {pace}")
+def test_text_read_as_it_is_written_sounds_like_text_that_was_there(pipeline, pace, monkeypatch):
+    runner = pipeline.parts.ar_runners["aura"]
+    passes = itertools.count()
+    step = runner.step
+    # A slow AURA: the Talker runs out of text and has to wait for it.
+    monkeypatch.setattr(runner, "step", lambda: step() if next(passes) % pace == 0 else runner.busy)
+    written = ask(pipeline, spoken(sampling=LONG))
+    np.testing.assert_allclose(written.samples, spoken_whole(pipeline, written.text), atol=5e-5)
+
+
+def spoken_whole(pipeline, text: str) -> np.ndarray:
+    """The Talker and Code2Wav on all of a text at once, in streaming order, without a Turn."""
+    speech = pipeline.parts.speech
+    speaking = dataclasses.replace(speech.talker.voices.resolve(Voice()), non_streaming=False)
+    sampling = pipeline._planners["turn"].plan(spoken(sampling=LONG)).sampling["talker"]
+    frames, done = [], threading.Event()
+
+    def start():
+        prompt = speech.talker.prompt(speaking, speech.talker.writer.body(text))
+        sequence = speech.talker.sequence(
+            prompt, sampling, predictor=speech.predictor, on_output=frames.append, on_end=lambda *_: done.set()
+        )
+        pipeline.parts.ar_runners["talker"].add(sequence)
+
+    pipeline.engine.call(start)
+    assert done.wait(30)
+    codes = torch.from_numpy(np.stack(frames))[None]
+    return speech.vocoder.decoder.whole(codes)[0].numpy()
+
+
+def test_a_talker_that_ends_early_does_not_cut_the_text(pipeline):
+    turn = ask(pipeline, spoken(sampling={"aura": {"max_tokens": 60}, "talker": {"max_tokens": 3}}))
+    assert turn.end.usage.text_tokens == 60
+    assert turn.end.usage.audio_frames <= 3
+    assert turn.end.reason == "length"
+
+
+def test_cancelling_while_both_run_frees_both(pipeline):
+    listener = Listener()
+    turns = []
+
+    def sink(event):
+        listener(event)
+        if isinstance(event, AudioChunk):
+            turns[0].cancel()
+
+    sampling = {"aura": {"max_tokens": 3000, "min_tokens": 3000}, "talker": {"max_tokens": 500, "min_tokens": 500}}
+    turns.append(pipeline.submit(spoken(sampling=sampling), sink))
+    assert listener.wait().end.reason == "cancelled"
+    pipeline.engine.check_integrity()
+    assert all(runner.counters.pages_used == 0 for runner in pipeline.parts.ar_runners.values())
