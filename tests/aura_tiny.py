@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
@@ -22,6 +21,7 @@ from aura_omni.models.weights import from_published, to_published
 from aura_omni.stages.aura import AuraStage
 from aura_omni.stages.aura_prompt import Profile
 from aura_omni.stages.tokenizer import TextTokenizer
+from tests.stages.drive import PlainKV
 
 ADDED = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>",
@@ -146,31 +146,6 @@ def video(count: int, height: int, width: int, *, seed: int = 1, fps: float = 2.
 
 def image(height: int, width: int, *, seed: int = 1) -> Video:
     return Video(frames(1, height, width, seed), (0.0,), 1.0, repr((height, width, seed)).encode(), still=True)
-
-
-class PlainKV:
-    """Keys and values of each sequence on their own; attends one sequence after another."""
-
-    def __init__(self) -> None:
-        self._kept: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
-        self.batch = Batch((), (), ())
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        outs, row = [], 0
-        for sequence, start, count in zip(self.batch.sequences, self.batch.starts, self.batch.counts, strict=True):
-            rows, place = slice(row, row + count), (id(sequence), layer)
-            keys, values = k[rows], v[rows]
-            if start:
-                keys = torch.cat((self._kept[place][0][:start], keys))
-                values = torch.cat((self._kept[place][1][:start], values))
-            self._kept[place] = (keys, values)
-            mask = torch.ones(count, start + count, dtype=torch.bool).tril(start)
-            out = F.scaled_dot_product_attention(
-                q[rows].transpose(0, 1), keys.transpose(0, 1), values.transpose(0, 1), attn_mask=mask, enable_gqa=True
-            )
-            outs.append(out.transpose(0, 1))
-            row += count
-        return torch.cat(outs)
 
 
 def sequence_of(stage: AuraStage, prompt: Any, **sampling: Any) -> Sequence:
