@@ -41,20 +41,10 @@ def main() -> None:
     report.add("machine", machine())
 
     start = time.monotonic()
-    if not (arguments.folder / "tts_custom_voice" / "speech_tokenizer" / "model.safetensors").is_file():
-        write_family(
-            arguments.folder, sizes=TRUE, dtype=torch.bfloat16, device=torch.device("cuda"), kinds=("custom_voice",)
-        )
+    write(arguments.folder)
     report.add("write_s", time.monotonic() - start)
-
-    models = {"0": "asr", "1": "aura", "2": "tts_custom_voice", "3": "tts_custom_voice"}
-    overrides = {stage: {"model": str(arguments.folder / name)} for stage, name in models.items()}
-    overrides["1"]["max_model_len"] = 32768
-    options = Options(
-        deploy_config="aura_omni.yaml", stage_overrides=json.dumps(overrides), enforce_eager=arguments.eager or None
-    )
     start = time.monotonic()
-    pipeline = Pipeline.load(load(options, environ={}, platform="cuda"))
+    pipeline = load_pipeline(arguments.folder, eager=arguments.eager)
     report.add("load_s", time.monotonic() - start)
     report.add("pages", {name: runner.counters.pages for name, runner in pipeline.parts.ar_runners.items()})
     report.add("memory_after_load_gib", memory())
@@ -73,6 +63,26 @@ def main() -> None:
     finally:
         pipeline.close()
     print(json.dumps(report.content, indent=1))
+
+
+def write(folder: Path) -> None:
+    """The checkpoints, unless they are there."""
+    if not (folder / "tts_custom_voice" / "speech_tokenizer" / "model.safetensors").is_file():
+        device = torch.device("cuda")
+        write_family(folder, sizes=TRUE, dtype=torch.bfloat16, device=device, kinds=("custom_voice",))
+
+
+def load_pipeline(folder: Path, *, eager: bool) -> Pipeline:
+    """`aura_omni.yaml` with the checkpoints of the folder, AURA's context shortened to 32,768 and seats for the load that is measured."""
+    models = {"0": "asr", "1": "aura", "2": "tts_custom_voice", "3": "tts_custom_voice"}
+    overrides: dict[str, dict[str, Any]] = {stage: {"model": str(folder / name)} for stage, name in models.items()}
+    overrides["1"]["max_model_len"] = 32768
+    for stage, seats in {"0": 32, "1": 32, "2": 64, "3": 64}.items():
+        overrides[stage]["max_num_seqs"] = seats
+    options = Options(
+        deploy_config="aura_omni.yaml", stage_overrides=json.dumps(overrides), enforce_eager=eager or None
+    )
+    return Pipeline.load(load(options, environ={}, platform="cuda"))
 
 
 class Report:
