@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aura_omni import __version__
+from aura_omni.bench.flags import add_flags as bench_flags
 from aura_omni.config import Options, load, to_yaml
 from aura_omni.config.config import DEFAULT_HOST, DEFAULT_PORT, Config, Platform
 from aura_omni.config.deploy_file import packaged_names
@@ -89,6 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _serve(arguments)
         if arguments.command == "doctor":
             return _doctor()
+        if arguments.command == "bench":
+            return _bench(arguments)
         return _tiny(arguments)
     except AuraError as error:
         print(f"aura-omni: {type(error).__name__}: {error.message}", file=sys.stderr)
@@ -106,6 +109,8 @@ def _parser() -> argparse.ArgumentParser:
         "tiny", help="write tiny random checkpoints of all stages, for tests", allow_abbrev=False
     )
     tiny.add_argument("out_dir", metavar="OUT_DIR", type=Path)
+    bench = commands.add_parser("bench", help="measure a running server from outside", allow_abbrev=False)
+    bench_flags(bench, default_url=f"http://{DEFAULT_HOST}:{DEFAULT_PORT}")
     return parser
 
 
@@ -230,6 +235,12 @@ def _doctor() -> int:
 
     print(report())
     return 0
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from aura_omni.bench.command import run
+
+    return run(arguments)
 
 
 def _tiny(arguments: argparse.Namespace) -> int:

@@ -29,6 +29,7 @@ BELOW = {
     "realtime": {"pipeline"} | LEAVES,
     "server": {"pipeline", "realtime"} | LEAVES,
     "doctor": LEAVES,
+    "bench": {"errors", "media"},  # a client: it must not know the server
 }
 TOP = {"cli", "__main__"}  # may import everything of ours
 
@@ -38,6 +39,8 @@ NOWHERE = {"transformers", "qwen_tts", "qwen_asr", "vllm", "vllm_omni"}
 
 # What a command or a rare path needs and every start would pay for.
 LAZY = {
+    ("bench/report.py", "matplotlib.figure"),
+    ("cli.py", "aura_omni.bench.command"),
     ("cli.py", "aura_omni.server.app"),
     ("cli.py", "aura_omni.doctor"),
     ("cli.py", "aura_omni.media.fetch"),

@@ -1,0 +1,92 @@
+"""From answers to figures, and to a picture of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from aura_omni.bench.drive import Answer
+from aura_omni.bench.playback import listen
+from aura_omni.errors import ConfigError
+
+UNDERRUN_S = 0.005  # a gap that a listener could notice
+
+
+def figures(answers: Sequence[Answer], wall_s: float) -> dict[str, Any]:
+    """Median, 95th percentile and maximum in seconds of each time; errors are counted, and in no other figure.
+
+    rtf: seconds from request to end for each second of sound. underruns: share of answers whose sound, played from its
+    first byte, had a gap of more than 5 ms.
+    """
+    good = [answer for answer in answers if answer.error is None]
+    speaking = [(answer, played) for answer in good if (played := listen(answer.sound)) is not None]
+    heard = [played for _, played in speaking]
+    audio_s = sum(played.audio_s for played in heard)
+    found: dict[str, Any] = {
+        "requests": len(answers),
+        "errors": len(answers) - len(good),
+        "silent": sum(answer.silent for answer in good),
+        "wall_s": round(wall_s, 3),
+        "requests_per_s": round(len(good) / wall_s, 3),
+        "audio_s_per_s": round(audio_s / wall_s, 3),
+        "first_text_s": spread([answer.first_text_s for answer in good if answer.first_text_s is not None]),
+        "text_complete_s": spread([answer.last_text_s for answer in good if answer.last_text_s is not None]),
+        "first_audio_s": spread([played.first_s for played in heard]),
+        "gap_free_s": spread([played.gap_free_s for played in heard]),
+        "worst_stall_s": spread([played.worst_s for played in heard]),
+        "complete_s": spread([answer.ended_s for answer in good]),
+    }
+    if heard:
+        found["rtf"] = spread([answer.ended_s / played.audio_s for answer, played in speaking])
+        found["underruns"] = round(sum(played.worst_s > UNDERRUN_S for played in heard) / len(heard), 4)
+    if first := next((answer.error for answer in answers if answer.error), None):
+        found["first_error"] = first
+    return found
+
+
+def spread(values: Sequence[float]) -> dict[str, float] | None:
+    """Nearest-rank percentiles; None of nothing."""
+    if not values:
+        return None
+    ordered = sorted(values)
+
+    def rank(share: float) -> float:
+        return round(ordered[max(0, math.ceil(share * len(ordered)) - 1)], 4)
+
+    return {"median": rank(0.5), "p95": rank(0.95), "max": rank(1.0)}
+
+
+def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
+    """Median and 95th percentile of each time over the loads, as PNG or SVG by the suffix. Raises ConfigError without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ConfigError(
+            "a picture needs matplotlib; pip install 'aura-omni[bench]', or leave --picture out"
+        ) from None
+    shown = {
+        "first_text_s": "first text",
+        "first_audio_s": "first audio",
+        "gap_free_s": "gap-free start",
+        "complete_s": "complete",
+    }
+    figure = Figure(figsize=(9, 4.5), layout="constrained")
+    times, throughput = figure.subplots(1, 2, width_ratios=(3, 1))
+    labels = [run["load"] for run in runs]
+    places = range(len(labels))
+    for name, label in shown.items():
+        measured = [(place, run[name]) for place, run in zip(places, runs, strict=True) if run.get(name)]
+        if measured:
+            at = [place for place, _ in measured]
+            (line,) = times.plot(at, [value["median"] for _, value in measured], marker="o", label=label)
+            times.plot(at, [value["p95"] for _, value in measured], linestyle=":", color=line.get_color())
+    times.set_yscale("log")
+    times.set_ylabel("seconds (line: median, dots: 95th percentile)")
+    times.set_xticks(list(places), labels)
+    times.grid(visible=True, alpha=0.3)
+    times.legend()
+    throughput.bar(labels, [run["audio_s_per_s"] for run in runs])
+    throughput.set_ylabel("audio seconds per second")
+    figure.savefig(path)

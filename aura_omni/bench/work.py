@@ -1,0 +1,114 @@
+"""What is asked: turns, speech or transcripts, each request with media of its own so that no cache answers it."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import av
+import numpy as np
+
+from aura_omni.media.audio import encode
+
+SPEECH_RATE = 16_000  # Hz
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One POST. files: of a multipart request (name -> file name and bytes), whose other fields are `body`."""
+
+    path: str
+    body: Mapping[str, Any]
+    files: Mapping[str, tuple[str, bytes]] = field(default_factory=dict)
+    sound: str | None = None  # where sound comes: "events" in the stream's events, "bytes" as the body itself
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """Speech and frames in, text and sound out: chat completions, streamed."""
+
+    model: str
+    audio_s: float = 5.0
+    frames: int = 2
+    size: tuple[int, int] = (640, 360)  # width, height
+    spoken: bool = True
+    more: Mapping[str, Any] = field(default_factory=dict)  # fields laid over each request
+
+    def request(self, number: int) -> Request:
+        random = np.random.default_rng(number)
+        content: list[dict[str, Any]] = []
+        if self.audio_s:
+            url = _data_url("audio/wav", noise(random, self.audio_s))
+            content.append({"type": "audio_url", "audio_url": {"url": url}})
+        if self.frames:
+            url = _data_url("video/mp4", film(random, self.frames, self.size))
+            content.append({"type": "video_url", "video_url": {"url": url}})
+        body = {
+            "model": self.model,
+            "messages": [{"role": "user", "content": content}],
+            "modalities": ["text", "audio"] if self.spoken else ["text"],
+            "stream": True,
+            **self.more,
+        }
+        return Request("/v1/chat/completions", body, sound="events")
+
+
+@dataclass(frozen=True, slots=True)
+class Speeches:
+    """Text in, sound out: speech as 16-bit samples, streamed."""
+
+    model: str
+    text: str
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    def request(self, number: int) -> Request:
+        body = {
+            "model": self.model,
+            "input": self.text,
+            "response_format": "pcm",
+            "stream_format": "audio",
+            **self.more,
+        }
+        return Request("/v1/audio/speech", body, sound="bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class Transcripts:
+    """Sound in, text out."""
+
+    model: str
+    audio_s: float = 5.0
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    def request(self, number: int) -> Request:
+        file = ("speech.wav", noise(np.random.default_rng(number), self.audio_s))
+        return Request("/v1/audio/transcriptions", {"model": self.model, **self.more}, files={"file": file})
+
+
+def noise(random: np.random.Generator, length_s: float) -> bytes:
+    """A WAV file of faint noise, 16 kHz mono."""
+    samples = random.standard_normal(int(length_s * SPEECH_RATE)).astype(np.float32) * 0.1
+    return encode(samples, SPEECH_RATE, "wav")
+
+
+def film(random: np.random.Generator, frames: int, size: tuple[int, int]) -> bytes:
+    """An MP4 file (H.264) of random pictures, two a second."""
+    file = io.BytesIO()
+    width, height = size
+    with av.open(file, "w", format="mp4") as container:
+        stream = container.add_stream("libx264", rate=2)
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        for _ in range(frames):
+            # Blocks of colour: noise of single pixels would make a large file and nothing else.
+            blocks = random.integers(0, 256, (-(-height // 40), -(-width // 40), 3), dtype=np.uint8)
+            picture = blocks.repeat(40, 0).repeat(40, 1)[:height, :width]
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")))
+        container.mux(stream.encode(None))
+    return file.getvalue()
+
+
+def _data_url(kind: str, data: bytes) -> str:
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"

@@ -1,0 +1,72 @@
+"""`aura-omni bench` against a server of the tiny family, over a socket."""
+
+import json
+
+import pytest
+
+from aura_omni import cli
+from tests.test_serve import server as server
+
+FORCED = json.dumps({"sampling_params_list": [{}, {"max_tokens": 12}, {"max_tokens": 6, "min_tokens": 6, "seed": 1}]})
+
+
+def bench(server, *arguments: str) -> int:
+    return cli.main(["bench", *arguments, "--url", server.url])
+
+
+def test_turns_are_measured_from_first_text_to_last_sound(server, tmp_path, capsys):
+    out, picture = tmp_path / "turn.json", tmp_path / "turn.svg"
+    flags = ["--clients", "1", "2", "--each", "2", "--audio-s", "1", "--body", FORCED]
+    assert bench(server, "turn", *flags, "--out", str(out), "--picture", str(picture)) == 0
+    report = json.loads(out.read_text())
+    assert [run["load"] for run in report["runs"]] == ["1 clients", "2 clients"]
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    for run in report["runs"]:
+        assert run["errors"] == 0
+        assert run["first_text_s"]["median"] <= run["text_complete_s"]["median"] <= run["complete_s"]["max"]
+        assert run["first_audio_s"]["median"] <= run["gap_free_s"]["median"] <= run["complete_s"]["max"]
+    assert picture.read_text().startswith("<?xml")
+
+
+def test_speech_comes_before_it_is_complete(server, capsys):
+    body = json.dumps({"seed": 7})
+    assert (
+        bench(server, "speech", "--rate", "20", "--requests", "3", "--text", "Four words are spoken.", "--body", body)
+        == 0
+    )
+    (run,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert run["requests"] == 3
+    assert run["audio_s_per_s"] > 0
+    assert run["first_audio_s"]["median"] < run["complete_s"]["median"]
+
+
+def test_transcripts_are_measured(server, capsys):
+    assert bench(server, "transcript", "--audio-s", "1", "--each", "1") == 0
+    (run,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert run["complete_s"]["median"] > 0
+    assert run["first_audio_s"] is None
+
+
+def test_a_refusal_is_an_error_of_the_run_and_of_the_command(server, capsys):
+    assert bench(server, "speech", "--each", "1", "--warm-up", "0", "--body", '{"speed": "fast"}') == 1
+    (run,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert run["errors"] == 1
+    assert run["first_error"].startswith("ValueError: status 400")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["speech", "--body", "[1]"], "--body is '[1]'; it must be a JSON object"),
+        (["speech", "--body", "{"], "--body is not JSON"),
+        (["turn", "--clients", "1", "--rate", "2"], "--clients is a closed loop and --rate an open one"),
+    ],
+)
+def test_arguments_that_cannot_be_meant_are_refused(server, capsys, arguments, message):
+    assert bench(server, *arguments) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_without_a_server_it_says_what_to_do(capsys):
+    assert cli.main(["bench", "turn", "--url", "http://127.0.0.1:9"]) == 1
+    assert "Start the server, or give --url" in capsys.readouterr().err

@@ -1,0 +1,110 @@
+"""What the bench makes of arrival times."""
+
+import asyncio
+import time
+
+import pytest
+
+from aura_omni.bench.arrivals import closed, open_loop
+from aura_omni.bench.drive import Answer
+from aura_omni.bench.playback import listen
+from aura_omni.bench.report import draw, figures, spread
+
+
+def test_sound_that_comes_in_time_has_no_gap():
+    played = listen([(0.5, 0.1), (0.55, 1.0), (1.0, 1.0)])
+    assert played is not None
+    assert played.first_s == played.gap_free_s == 0.5
+    assert played.stalled_s == played.worst_s == 0.0
+    assert played.audio_s == pytest.approx(2.1)
+
+
+def test_a_player_that_runs_dry_stalls_and_should_have_started_later():
+    # 80 ms at 0.1 s are played at 0.18; the next come at 0.48, those after it at once, the last 0.1 s late.
+    played = listen([(0.1, 0.08), (0.48, 0.5), (1.08, 0.5)])
+    assert played is not None
+    assert played.stalled_s == pytest.approx(0.3 + 0.1)
+    assert played.worst_s == pytest.approx(0.3)
+    # Due times if started at t: t + 0.08 >= 0.48 and t + 0.58 >= 1.08
+    assert played.gap_free_s == pytest.approx(0.5)
+    assert played.gap_free_s == pytest.approx(played.first_s + played.stalled_s)
+
+
+@pytest.mark.parametrize("sound", [[], [(0.3, 0.0)]])
+def test_no_sound_is_no_playback(sound):
+    assert listen(sound) is None
+
+
+def test_percentiles_are_of_what_was_measured():
+    assert spread([]) is None
+    assert spread([3.0]) == {"median": 3.0, "p95": 3.0, "max": 3.0}
+    assert spread([float(n) for n in range(100, 0, -1)]) == {"median": 50.0, "p95": 95.0, "max": 100.0}
+
+
+def answer(**fields) -> Answer:
+    made = Answer(started=0.0)
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
+def test_failures_are_counted_and_in_no_time():
+    good = answer(first_text_s=0.2, last_text_s=0.4, ended_s=1.0, sound=[(0.3, 2.0)])
+    bad = answer(error="status 503", ended_s=0.001)
+    found = figures([good, bad], wall_s=2.0)
+    assert (found["requests"], found["errors"], found["first_error"]) == (2, 1, "status 503")
+    assert found["complete_s"] == {"median": 1.0, "p95": 1.0, "max": 1.0}
+    assert found["requests_per_s"] == 0.5
+    assert found["audio_s_per_s"] == 1.0
+    assert found["rtf"]["median"] == 0.5
+    assert found["underruns"] == 0.0
+
+
+def test_underruns_are_a_share_of_the_answers_that_sound():
+    fluent = answer(ended_s=1.0, sound=[(0.1, 1.0), (0.5, 1.0)])
+    stalling = answer(ended_s=1.0, sound=[(0.1, 0.1), (0.5, 1.0)])
+    mute = answer(ended_s=0.1, silent=True)
+    found = figures([fluent, stalling, mute], wall_s=1.0)
+    assert found["underruns"] == 0.5
+    assert found["silent"] == 1
+
+
+def test_a_closed_loop_has_as_many_requests_at_once_as_clients():
+    running = most = 0
+    asked: list[int] = []
+
+    async def ask(number: int) -> int:
+        nonlocal running, most
+        running, most = running + 1, max(most, running + 1)
+        asked.append(number)
+        await asyncio.sleep(0.001)
+        running -= 1
+        return number
+
+    results = asyncio.run(closed(ask, clients=3, each=4))
+    assert most == 3
+    assert sorted(results) == sorted(asked) == list(range(12))
+
+
+def test_an_open_loop_does_not_wait_for_answers():
+    released = asyncio.Event()
+    started = 0
+
+    async def ask(number: int) -> int:
+        nonlocal started
+        started += 1
+        if started == 5:
+            released.set()  # only the last request lets any answer come
+        await released.wait()
+        return number
+
+    begin = time.monotonic()
+    assert asyncio.run(open_loop(ask, rate=1_000.0, count=5)) == [0, 1, 2, 3, 4]
+    assert time.monotonic() - begin < 5
+
+
+def test_a_picture_is_drawn(tmp_path):
+    good = answer(first_text_s=0.2, last_text_s=0.4, ended_s=1.0, sound=[(0.3, 2.0)])
+    runs = [{"load": f"{n} clients", **figures([good], wall_s=1.0)} for n in (1, 4)]
+    draw(runs, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
