@@ -177,7 +177,8 @@ class _Planner:
             raise BadRequest(f"this server speaks but does not listen ({self._named}); send text", param="messages")
         if self.parts.aura is None and any(isinstance(part, Video) for part in parts):
             raise BadRequest(f"this server does not see ({self._named}); send no image or video", param="messages")
-        if self.parts.speech is None and not any(isinstance(part, Audio) for part in messages[-1].parts):
+        transcribes = self.parts.aura is None and self.parts.speech is None
+        if transcribes and not any(isinstance(part, Audio) for part in messages[-1].parts):
             raise BadRequest("this server only transcribes; the last message needs an audio part", param="messages")
 
     def _refuse_what_does_nothing(self, request: TurnRequest) -> None:

@@ -14,7 +14,7 @@ from aura_omni.flow import (
     Voice,
 )
 from aura_omni.pipeline import Pipeline
-from tests.family import Listener, ask, clip, config, recording, spoken
+from tests.family import Listener, ask, clip, config, recording, running, spoken
 
 
 @pytest.mark.parametrize(
@@ -157,3 +157,14 @@ def test_cancelling_a_part_frees_everything(pipeline):
 def test_what_would_refuse_every_request_is_refused_at_start(stage, given, words):
     with pytest.raises(ConfigError, match=words):
         Pipeline.load(config(**{stage: given}))
+
+
+def test_without_the_speaking_stages_a_question_is_answered_in_text():
+    off = {"enabled": False}
+    with running(config(talker=off, code2wav=off)) as mute:
+        assert mute.stages == ("asr", "aura")
+        answer = ask(mute, spoken(Text("what is this?")))
+        assert answer.text
+        assert answer.end.reason in ("stop", "length")
+        assert not answer.samples.size
+        assert ask(mute, TurnRequest((Message("user", (Text("what is this?"),)),))).text

@@ -116,6 +116,7 @@ PLATFORMS = ("cuda", "cpu", "npu", "rocm", "xpu", "musa")
 # ---------------------------------------------------------------- stages
 
 STAGE_KEYS: Mapping[str, Check] = {
+    "enabled": boolean,
     "model": text,
     "revision": text,
     "devices": device,

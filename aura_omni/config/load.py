@@ -74,7 +74,14 @@ _DEFAULTS: Mapping[StageName, Mapping[str, Any]] = {
     },
     "code2wav": {"max_num_seqs": 8, "max_num_batched_tokens": 65536, "max_model_len": 65536},
 }
-_COMMON: dict[str, Any] = {"devices": 0, "dtype": "auto", "enforce_eager": False, "enable_prefix_caching": False}
+_SPEECH: tuple[StageName, ...] = ("talker", "code2wav")
+_COMMON: dict[str, Any] = {
+    "enabled": True,
+    "devices": 0,
+    "dtype": "auto",
+    "enforce_eager": False,
+    "enable_prefix_caching": False,
+}
 
 
 def load(options: Options, *, environ: Mapping[str, str], platform: Platform) -> Config:
@@ -86,7 +93,7 @@ def load(options: Options, *, environ: Mapping[str, str], platform: Platform) ->
     pipeline = _pipeline_name(top, deploy, options)
     layers = _layers(options, deploy, top, pipeline, chosen_by_model, platform, notes)
     audio_chunks = _audio_chunks(pipeline, layers, top, notes, str(deploy.path))
-    stages, origins = _stages(pipeline, layers, notes)
+    stages, origins = _stages(pipeline, layers)
     stages = _scaled(stages, options, {number for number, given in layers.overrides.items() if _FRACTION in given})
     if options.gpu_memory_utilization is not None:
         origins |= {
@@ -105,7 +112,7 @@ def load(options: Options, *, environ: Mapping[str, str], platform: Platform) ->
         stages=stages,
         audio_chunks=audio_chunks,
         deploy=deploy.path,
-        notes=_all_notes(options, deploy, layers, stages, notes),
+        notes=_all_notes(options, deploy, pipeline, stages, notes),
         origins=origins,
     )
 
@@ -191,7 +198,7 @@ def _clean_stages(
             for key in ("max_model_len", "max_num_batched_tokens"):
                 if clean[number].pop(key, None) is not None:
                     notes.add(key, True, place, "Code2Wav decodes a few frames of each stream in a step, of any length")
-        if names[number] in ("talker", "code2wav") and clean[number].get("enable_prefix_caching"):
+        if names[number] in _SPEECH and clean[number].get("enable_prefix_caching"):
             reason = "speech is not a function of the token ids, so its rows cannot be found again"
             notes.add("enable_prefix_caching", True, place, reason)
     return clean
@@ -229,7 +236,7 @@ def _typed(options: Options, name: StageName, pipeline: _Pipeline) -> dict[str, 
 # ---------------------------------------------------------------- stages
 
 
-def _stages(pipeline: PipelineName, layers: _Layers, notes: Notes) -> tuple[tuple[StageConfig, ...], dict[str, str]]:
+def _stages(pipeline: PipelineName, layers: _Layers) -> tuple[tuple[StageConfig, ...], dict[str, str]]:
     stages = []
     origins: dict[str, str] = {}
     for number, name in enumerate(PIPELINES[pipeline].stages):
@@ -242,8 +249,19 @@ def _stages(pipeline: PipelineName, layers: _Layers, notes: Notes) -> tuple[tupl
                 else:
                     effective[key] = value
                     origins[f"stages.{number}.{key}"] = origin
-        stages.append(_stage(name, number, effective, pipeline))
+        if effective["enabled"]:
+            stages.append(_stage(name, number, effective, pipeline))
+    _check_enabled(pipeline, [stage.name for stage in stages])
     return tuple(stages), origins
+
+
+def _check_enabled(pipeline: PipelineName, enabled: Sequence[StageName]) -> None:
+    missing = [name for name in PIPELINES[pipeline].stages if name not in enabled]
+    if missing not in ([], list(_SPEECH)) or not enabled:
+        raise ConfigError(
+            f"pipeline {pipeline}: enabled: false switches off {', '.join(missing)}; only talker and code2wav can be switched "
+            "off, together, where another stage writes the answer"
+        )
 
 
 def _stage(name: StageName, number: int, effective: Mapping[str, Any], pipeline: PipelineName) -> StageConfig:
@@ -258,7 +276,7 @@ def _stage(name: StageName, number: int, effective: Mapping[str, Any], pipeline:
             f"{called}: max_num_batched_tokens is {effective['max_num_batched_tokens']}, below max_num_seqs "
             f"{effective['max_num_seqs']}: one step must have room for a row of each. Raise the one or lower the other"
         )
-    speech = name in ("talker", "code2wav")
+    speech = name in _SPEECH
     return StageConfig(
         name=name,
         stage_id=number,
@@ -375,9 +393,12 @@ def _audio_chunks(
 
 
 def _all_notes(
-    options: Options, deploy: DeployFile, layers: _Layers, stages: Sequence[StageConfig], notes: Notes
+    options: Options, deploy: DeployFile, pipeline: PipelineName, stages: Sequence[StageConfig], notes: Notes
 ) -> tuple[str, ...]:
     lines = list(notes.lines())
+    off = [name for name in PIPELINES[pipeline].stages if name not in [stage.name for stage in stages]]
+    if off:
+        lines.append(f"{' and '.join(off)} are switched off (enabled: false): answers are text, without speech")
     asked = options.deploy_config or ""
     if "/" in asked and not Path(asked).expanduser().is_file():
         lines.append(f"{asked} does not exist; the packaged {deploy.path.name} is used")

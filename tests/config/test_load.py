@@ -416,3 +416,32 @@ def test_what_is_not_a_host_name_is_refused(domain):
 def test_local_media_path_must_be_a_folder(tmp_path):
     with pytest.raises(ConfigError, match="is not a folder"):
         loaded(allowed_local_media_path=str(tmp_path / "nothing"))
+
+
+# ---------------------------------------------------------------- stages that are switched off
+
+MUTE = {"2": {"enabled": False}, "3": {"enabled": False}}
+
+
+def test_the_speaking_stages_can_be_switched_off_and_the_start_says_so():
+    config = loaded(deploy_config=AURA, stage_overrides=json.dumps(MUTE))
+    assert [stage.name for stage in config.stages] == ["asr", "aura"]
+    assert "talker and code2wav are switched off (enabled: false): answers are text, without speech" in config.notes
+    assert not any("switched off" in note for note in loaded(deploy_config=AURA).notes)
+
+
+@pytest.mark.parametrize(
+    ("deploy", "off"),
+    [
+        (AURA, ["0"]),
+        (AURA, ["1"]),
+        (AURA, ["2"]),
+        (AURA, ["1", "2", "3"]),
+        (AURA, ["0", "1", "2", "3"]),
+        (TTS, ["0", "1"]),
+    ],
+)
+def test_no_stage_is_switched_off_whose_result_another_needs(deploy, off):
+    overrides = json.dumps({number: {"enabled": False} for number in off})
+    with pytest.raises(ConfigError, match="only talker and code2wav can be switched off, together"):
+        loaded(deploy_config=deploy, stage_overrides=overrides)
