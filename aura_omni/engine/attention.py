@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -48,25 +47,15 @@ class PagedKV:
             return paged().PagedStep(self.keys, self.values, batch, self.zero_page)
         return _SdpaStep(self, batch)
 
-    def decode_step(self, numbers: Tensor) -> KeyValues:
-        """A step of one row per sequence, from a tensor alone and so fit for a CUDA graph: numbers as `decode_numbers`."""
-        return paged().DecodeStep(self.keys, self.values, numbers)
+    def decode_step(self, slot: Tensor, length: Tensor, table: Tensor) -> KeyValues:
+        """A step of one row per sequence, from tensors alone and so, on CUDA, fit for a graph.
 
-    def decode_numbers(self, batch: Batch) -> np.ndarray:
-        """int32 [B, 2 + P] of a batch of one row per sequence: slot of the row, rows to attend to, pages of the sequence."""
-        widest = max(len(sequence.pages) for sequence in batch.sequences)
-        numbers = np.full((len(batch.sequences), 2 + widest), self.zero_page, np.int32)
-        for row, (sequence, start) in enumerate(zip(batch.sequences, batch.starts, strict=True)):
-            pages = sequence.pages
-            numbers[row, 0] = pages[start // self.page_size] * self.page_size + start % self.page_size
-            numbers[row, 1] = start + 1
-            numbers[row, 2 : 2 + len(pages)] = pages
-        return numbers
-
-    @property
-    def idle_numbers(self) -> np.ndarray:
-        """int32 [1, 2]: a row that belongs to nobody. On CUDA the zero page is only what padded rows write to."""
-        return np.array([[self.zero_page * self.page_size, 1]], np.int32)
+        slot int64 [B]: where the rows' keys go; length int32 [B]: rows that each attends to, its own included; table int32
+        [B, P]: pages of the sequences, anything beyond them.
+        """
+        if self.device.type == "cuda":
+            return paged().DecodeStep(self.keys, self.values, slot, length, table)
+        return _SdpaDecode(self, slot, length, table)
 
 
 @cache
@@ -88,42 +77,20 @@ class _Stretch:
 
 
 class _SdpaStep:
-    """PyTorch's own attention: rows of one-row sequences together, padded to the longest; the rest one by one.
-
-    A slot is a row of the flattened pages: page * page_size + row in page. All index tensors are made once per step.
-    """
+    """PyTorch's own attention, one sequence after another. All index tensors are made once per step."""
 
     def __init__(self, kv: PagedKV, batch: Batch) -> None:
         self._keys, self._values = kv.keys.flatten(1, 2), kv.values.flatten(1, 2)
         self._stretches: list[_Stretch] = []
-        singles: list[int] = []  # sequences with one row in the step
-        single_rows: list[int] = []  # and which row that is
-        written: list[Tensor] = []
-        widest = max(len(sequence.pages) for sequence in batch.sequences)
-        table = torch.tensor(
-            [sequence.pages + [kv.zero_page] * (widest - len(sequence.pages)) for sequence in batch.sequences]
-        )
-        slots = (table[:, :, None] * kv.page_size + torch.arange(kv.page_size)).flatten(1)
         begin = 0
-        for index, (start, count) in enumerate(zip(batch.starts, batch.counts, strict=True)):
-            written.append(slots[index, start : start + count])
-            if count == 1:
-                singles.append(index)
-                single_rows.append(begin)
-            else:
-                mask = torch.ones(count, start + count, dtype=torch.bool, device=kv.device).tril(start)
-                context = slots[index : index + 1, : start + count].to(kv.device)
-                self._stretches.append(_Stretch(begin, begin + count, context, mask if start else None))
+        for sequence, start, count in zip(batch.sequences, batch.starts, batch.counts, strict=True):
+            stop = start + count
+            slots = _slots(torch.tensor([sequence.pages]), kv.page_size)[:, :stop].to(kv.device)
+            mask = torch.ones(count, stop, dtype=torch.bool, device=kv.device).tril(start) if start else None
+            self._stretches.append(_Stretch(begin, begin + count, slots, mask))
             begin += count
-        self._written = torch.cat(written).to(kv.device)
-        self._single_rows = torch.tensor(single_rows, dtype=torch.int64, device=kv.device)
-        if singles:
-            lengths = torch.tensor([batch.starts[index] + 1 for index in singles])
-            longest = int(lengths.max())
-            inside = torch.arange(longest) < lengths[:, None]
-            context = torch.where(inside, slots[singles, :longest], kv.zero_page * kv.page_size)
-            self._single_slots = context.to(kv.device)
-            self._single_mask = inside[:, None, None].to(kv.device)
+        counts = zip(self._stretches, batch.counts, strict=True)
+        self._written = torch.cat([stretch.slots[0, -count:] for stretch, count in counts])
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """As `KeyValues.attend`."""
@@ -131,15 +98,6 @@ class _SdpaStep:
         keys.index_copy_(0, self._written, k)
         values.index_copy_(0, self._written, v)
         out = torch.empty_like(q)
-        if len(self._single_rows):
-            # The heads that share a key head are queries of one row: all see the same rows, and no key is copied for them.
-            attended = F.scaled_dot_product_attention(
-                q[self._single_rows].unflatten(1, (k.shape[1], -1)),
-                _gather(keys, self._single_slots),
-                _gather(values, self._single_slots),
-                attn_mask=self._single_mask,
-            )
-            out[self._single_rows] = attended.flatten(1, 2)
         for stretch in self._stretches:
             attended = F.scaled_dot_product_attention(
                 q[stretch.begin : stretch.end].transpose(0, 1).unsqueeze(0),
@@ -151,6 +109,38 @@ class _SdpaStep:
             )
             out[stretch.begin : stretch.end] = attended.squeeze(0).transpose(0, 1)
         return out
+
+
+class _SdpaDecode:
+    """PyTorch's own attention for one row of each sequence, all together, padded to the longest."""
+
+    def __init__(self, kv: PagedKV, slot: Tensor, length: Tensor, table: Tensor) -> None:
+        self._keys, self._values = kv.keys.flatten(1, 2), kv.values.flatten(1, 2)
+        self._written = slot
+        longest = int(length.max())
+        inside = torch.arange(longest, device=kv.device) < length[:, None]
+        slots = _slots(table, kv.page_size)[:, :longest]
+        self._slots = torch.where(inside, slots, kv.zero_page * kv.page_size)
+        self._mask = inside[:, None, None]
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """As `KeyValues.attend`."""
+        keys, values = self._keys[layer], self._values[layer]
+        keys.index_copy_(0, self._written, k)
+        values.index_copy_(0, self._written, v)
+        # The heads that share a key head are queries of one row: all see the same rows, and no key is copied for them.
+        attended = F.scaled_dot_product_attention(
+            q.unflatten(1, (k.shape[1], -1)),
+            _gather(keys, self._slots),
+            _gather(values, self._slots),
+            attn_mask=self._mask,
+        )
+        return attended.flatten(1, 2)
+
+
+def _slots(table: Tensor, page_size: int) -> Tensor:
+    """Pages int [B, P] -> their slots int64 [B, P * page_size]. A slot is a row of the flattened pages."""
+    return (table[:, :, None].long() * page_size + torch.arange(page_size, device=table.device)).flatten(1)
 
 
 def _gather(rows: Tensor, slots: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from aura_omni.engine.lane import sent
 from aura_omni.engine.sequence import Batch
 
 BLOCK_KEYS = 64
@@ -159,12 +160,11 @@ def prefill(
 class DecodeStep:
     """A `models.layers.KeyValues` of one row per sequence. Tensors only: it may be recorded in a CUDA graph."""
 
-    def __init__(self, keys: Tensor, values: Tensor, numbers: Tensor) -> None:
-        """keys, values [layers, pages, page_size, kv_heads, D]; numbers as `PagedKV.decode_numbers` has them."""
+    def __init__(self, keys: Tensor, values: Tensor, slot: Tensor, length: Tensor, table: Tensor) -> None:
+        """keys, values [layers, pages, page_size, kv_heads, D]; the rest as `PagedKV.decode_step` has them."""
         self._page_size = keys.shape[2]
         self._keys, self._values = keys.flatten(1, 2), values.flatten(1, 2)
-        self._written = numbers[:, 0].long()
-        self._lengths, self._table = numbers[:, 1].contiguous(), numbers[:, 2:]
+        self._written, self._lengths, self._table = slot, length, table
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = self._keys[layer], self._values[layer]
@@ -193,7 +193,7 @@ class PagedStep:
         )
 
         def there(array: np.ndarray) -> Tensor:
-            return torch.from_numpy(np.ascontiguousarray(array)).to(keys.device, non_blocking=True)
+            return sent(np.ascontiguousarray(array), keys.device)
 
         singles, chunks = np.flatnonzero(counts == 1), np.flatnonzero(counts > 1)
         self._written = there(written)

@@ -1,4 +1,4 @@
-"""One autoregressive stage at work: schedule, forward, draw, hand on.
+"""One autoregressive stage at work: schedule, launch, and hand on what comes back.
 
 Knows sequences, tensors and the stage model. Does not know text or HTTP. Everything runs on the engine's thread.
 
@@ -6,12 +6,18 @@ Knows sequences, tensors and the stage model. Does not know text or HTTP. Everyt
     runner.add(sequence)
     while runner.busy:
         runner.step()          # calls on_output and on_end of the sequences
+
+A step never waits for the device: it launches, and a later call finds the result. Rows of decoding and rows of prompts are
+launched apart. A decoding sequence's row is in its seat, so its step is one function of a few numbers, on CUDA one graph:
+decoder, head, constraints, draw, whatever the stage makes of the id, and the next row, back into the seat.
 """
 
 from __future__ import annotations
 
 import logging
 import secrets
+from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -20,10 +26,13 @@ import torch
 from torch import Tensor
 
 from aura_omni.engine.attention import PagedKV
-from aura_omni.engine.graphs import Graphed, sizes_up_to
+from aura_omni.engine.graphs import Graphed, GraphPool, sizes_up_to
 from aura_omni.engine.kv_cache import KVCache
-from aura_omni.engine.sampler import Constraints, Draw, constrain, pick
+from aura_omni.engine.lane import Arrival, Lane, sent
+from aura_omni.engine.numbers import RowNumbers, StepNumbers
+from aura_omni.engine.sampler import Filters, pick
 from aura_omni.engine.scheduler import Scheduler
+from aura_omni.engine.seats import Seats, constrained
 from aura_omni.engine.sequence import Batch, FinishReason, Sequence
 from aura_omni.engine.stage_model import StageModel
 from aura_omni.errors import AuraError, BadRequest, EngineError
@@ -31,7 +40,7 @@ from aura_omni.flow import Sampling
 
 logger = logging.getLogger(__name__)
 
-_NO_ID = -1  # drawn from logits that are not finite
+_NO_ID = -1  # of logits that are not finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +59,28 @@ class Counters:
 
 
 @dataclass(frozen=True, slots=True)
-class _Drawn:
-    """What came of one batch: its sequences that got a next id, their hidden rows [B, H], the ids int64 [B] and on the host."""
+class _How:
+    """What some row of a step uses: a step costs no more than that, and on CUDA each combination has its own graphs."""
+
+    filters: Filters
+    inner: Filters
+    constrained: bool
+
+    @classmethod
+    def of(cls, sampling: Seq[Sampling], inner: Seq[Sampling]) -> _How:
+        return cls(Filters.of(sampling), Filters.of(inner), any(map(constrained, sampling)))
+
+    def __or__(self, other: _How) -> _How:
+        return _How(self.filters | other.filters, self.inner | other.inner, self.constrained or other.constrained)
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """Rows that are being computed. drawn: those of their sequences that get a next id; arrival: its values [drawn, K]."""
 
     batch: Batch
-    sequences: list[Sequence]
-    hidden: Tensor
-    ids: Tensor
-    tokens: list[int]
+    drawn: tuple[Sequence, ...]
+    arrival: Arrival
 
 
 class ArRunner:
@@ -75,12 +98,17 @@ class ArRunner:
         max_waiting: int,
         prefix_caching: bool,
         graphs: bool = False,
+        usual: tuple[Sampling, Sampling] = (Sampling(), Sampling(temperature=0.0)),
+        lane: Lane | None = None,
     ) -> None:
         """pages of page_size rows are taken on the model's device at once; the limits are `Scheduler`'s.
 
-        graphs: steps of decoding are CUDA graphs, captured here; without, and in prefill, they run as they are written.
+        graphs: steps of decoding are CUDA graphs; without, and in prefill, they run as they are written. Those that the
+        usual sampling needs, a sequence's own and its inner one, are captured here, others when they are first needed.
+        lane: where steps are computed; None: a new one.
         """
-        self._model = model
+        self._model, self._lane = model, lane or Lane(model.device)
+        self._flights: deque[_Flight] = deque()  # in the order of their launch
         self._cache = KVCache(pages, page_size, prefix_caching=prefix_caching)
         self._scheduler = Scheduler(
             self._cache,
@@ -89,7 +117,18 @@ class ArRunner:
             max_model_len=max_model_len,
             max_waiting=max_waiting,
         )
-        config = model.decoder_config
+        self._steps = self._computed_rows = self._cached_rows = 0
+        with self._lane.active():
+            self._build(pages, page_size, max_num_seqs, max_model_len)
+            self._usual = _How.of(usual[:1], usual[1:])
+            self._decode_graph: Graphed | None = None
+            self._draw_graph: Graphed | None = None
+            if graphs:
+                self._capture(max_num_seqs)
+
+    def _build(self, pages: int, page_size: int, max_num_seqs: int, max_model_len: int) -> None:
+        """All that stays on the device."""
+        model, config = self._model, self._model.decoder_config
         self._kv = PagedKV(
             layers=config.layers,
             pages=pages,
@@ -101,18 +140,42 @@ class ArRunner:
         )
         with torch.inference_mode():
             probe = torch.zeros(1, config.hidden, dtype=model.dtype, device=model.device)
-            self._drawable = frozenset(model.logits(probe)[0].isfinite().nonzero()[:, 0].tolist())
-            self._vocabulary = model.logits(probe).shape[-1]
-        self._graph = self._decode_graph(max_num_seqs, max_model_len) if graphs else None
-        if self._graph is not None:
-            self._graph.prepare()
-        self._constraints: dict[Sequence, Constraints] = {}
-        self._steps = self._computed_rows = self._cached_rows = 0
+            logits = model.logits(probe)[0]
+        self._drawable, self._vocabulary = frozenset(logits.isfinite().nonzero()[:, 0].tolist()), len(logits)
+        self._seats = Seats(
+            max_num_seqs,
+            hidden=config.hidden,
+            vocabulary=self._vocabulary,
+            dtype=model.dtype,
+            device=model.device,
+        )
+        self._numbers = StepNumbers(
+            axes=1 if config.mrope_section is None else 3,
+            extra=model.extra_numbers,
+            seats=max_num_seqs,
+            page_size=page_size,
+            spare_page=self._kv.zero_page,
+            most_pages=-(-max_model_len // page_size),
+        )
+
+    def _capture(self, max_num_seqs: int) -> None:
+        """Make graphs of the two functions that end in a draw, as they are usually needed."""
+        pool, sizes = GraphPool(), sizes_up_to(max_num_seqs)
+        nobody = self._sent(self._numbers.nobody())
+        hidden = self._seats.rows[self._seats.spare :]
+        self._decode_graph = Graphed(self._decoded, rows=(nobody,), sizes=sizes, pool=pool)
+        self._draw_graph = Graphed(self._drawn, rows=(hidden, nobody[:, : self._numbers.width]), sizes=sizes, pool=pool)
+        for graphed in (self._decode_graph, self._draw_graph):
+            graphed.prepare(how=self._usual)
 
     @property
     def busy(self) -> bool:
-        """Whether a step would find something to do."""
-        return self._scheduler.busy
+        """Whether a step is under way or would find something to do."""
+        return self.flying or self._scheduler.busy
+
+    @property
+    def flying(self) -> bool:
+        return bool(self._flights)
 
     @property
     def counters(self) -> Counters:
@@ -152,10 +215,6 @@ class ArRunner:
         self.check(sequence.prompt_length, sampling)
         self._scheduler.add(sequence)
         sequence.seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
-        if Constraints.needed(sampling):
-            prompt = sequence.tokens if self._model.penalise_prompt else ()
-            stop_ids = sequence.stop_ids | self._model.stop_ids | set(sampling.stop_token_ids)
-            self._constraints[sequence] = Constraints(sampling, prompt=prompt, stop_ids=stop_ids)
 
     def abort(self, sequence: Sequence) -> None:
         """End the sequence with reason "cancelled", at any point. Nothing happens if it has ended or was refused by `add`."""
@@ -163,11 +222,27 @@ class ArRunner:
             self._finish(sequence, "cancelled")
 
     def abort_all(self, error: Exception) -> None:
+        self._flights.clear()
         for sequence in [*self._scheduler.running, *self._scheduler.waiting]:
             self._finish(sequence, "error", error)
+        self._lane.wait()
 
     @torch.inference_mode()
     def step(self) -> bool:
+        with self._lane.active():
+            worked = self._land()
+            if not self._flights and self._launch():
+                self._land()  # a CPU has computed it already
+                worked = True
+        return worked
+
+    def check_integrity(self) -> None:
+        self._scheduler.check_integrity()
+
+    # ------------------------------------------------------------ launch
+
+    def _launch(self) -> bool:
+        """Start the next step. Changes nothing that the host knows of its sequences: that follows when it has arrived."""
         batch = self._scheduler.schedule()
         if batch is None:
             return False
@@ -178,128 +253,147 @@ class ArRunner:
             for sequence, start in zip(batch.sequences, batch.starts, strict=True)
             if start == sequence.cached and not sequence.preempted
         )
-        for drawn in self._compute_safely(batch):
-            self._settle(drawn)
+        for sequence in self._scheduler.seated:
+            self._seat(sequence)
+        decoding = [index for index in range(len(batch.sequences)) if _decodes(batch, index)]
+        others = [index for index in range(len(batch.sequences)) if index not in decoding]
+        self._launch_safely(batch.part(decoding), self._decode)
+        self._launch_safely(batch.part(others), self._prefill)
         return True
 
-    def check_integrity(self) -> None:
-        self._scheduler.check_integrity()
-        alive = {*self._scheduler.running, *self._scheduler.waiting}
-        assert self._constraints.keys() <= alive, "penalties of an ended sequence are left over"
+    def _seat(self, sequence: Sequence) -> None:
+        sampling = sequence.sampling
+        self._numbers.seated(sequence.seat)
+        self._seats.fill(
+            sequence.seat,
+            sampling,
+            inner=sequence.inner,
+            seed=sequence.seed,
+            prompt=sequence.tokens[: sequence.prompt_length] if self._model.penalise_prompt else (),
+            outputs=sequence.outputs,
+            stop_ids=sequence.stop_ids | self._model.stop_ids | set(sampling.stop_token_ids),
+        )
 
-    def _compute_safely(self, batch: Batch) -> list[_Drawn]:
-        """Compute the batch. If that fails, compute its sequences one by one, so that only those at fault end."""
+    def _launch_safely(self, batch: Batch, compute: Callable[[Batch], Tensor]) -> None:
+        """Launch rows. If that fails, launch their sequences one by one, so that only those at fault end."""
+        # A listener to the end of one may have ended another.
+        batch = batch.part(index for index, sequence in enumerate(batch.sequences) if not sequence.finished)
+        if not batch.sequences:
+            return
         try:
-            return [self._compute(batch)]
+            drawn = tuple(batch.sequences[index] for index in batch.sampled())
+            self._flights.append(_Flight(batch, drawn, self._lane.home(compute(batch)[: len(drawn)])))
         except torch.AcceleratorError:
             raise  # the device itself has failed: no later step can succeed
         except Exception as error:
             # Whatever it is, it is one request's until shown otherwise.
             if len(batch.sequences) == 1:
                 self._fail(batch.sequences[0], error)
-                return []
+                return
             logger.warning("a step of %d sequences failed; they go on one by one", len(batch.sequences), exc_info=error)
-        # A listener to the end of one may have ended another.
-        return [
-            drawn for alone in batch.split() if not alone.sequences[0].finished for drawn in self._compute_safely(alone)
-        ]
+            for alone in batch.split():
+                self._launch_safely(alone, compute)
 
-    def _compute(self, batch: Batch) -> _Drawn:
-        """From the rows of the batch to its next ids. Changes nothing but the rows of the pages."""
-        sampled = batch.sampled()
-        sequences = [batch.sequences[index] for index in sampled]
-        hidden, logits = self._forward(batch, sampled)
-        if not sampled:
-            return _Drawn(batch, [], hidden, torch.empty(0, dtype=torch.int64), [])
-        logits = constrain(logits, [self._constraints.get(sequence) for sequence in sequences])
-        draw = Draw.of(
-            [sequence.sampling for sequence in sequences],
-            [sequence.seed for sequence in sequences],
-            [sequence.generated for sequence in sequences],
-            logits.device,
-        )
-        # No number, +inf, or every id banned: there is nothing to choose from.
-        ids = torch.where(logits.amax(-1).isfinite(), pick(logits, draw), _NO_ID)
-        return _Drawn(batch, sequences, hidden, ids, ids.tolist())
+    def _decode(self, batch: Batch) -> Tensor:
+        """One row of each sequence, from its seat; those that are not there yet are put there first."""
+        waiting = batch.part(index for index, sequence in enumerate(batch.sequences) if not sequence.carried)
+        if waiting.sequences:
+            rows = self._model.rows(waiting)
+            assert not rows.adds, "a stage gave adds for a row of no medium"
+            self._seats.rows.index_copy_(0, self._sent([sequence.seat for sequence in waiting.sequences]), rows.x)
+        numbers, how = self._pack(batch, self._decode_graph, pages=True)
+        return (self._decode_graph or self._decoded)(numbers, how=how)
 
-    def _forward(self, batch: Batch, sampled: list[int]) -> tuple[Tensor, Tensor]:
-        """Hidden [B, H] and logits [B, V] of the last rows of the sequences that get a next id."""
+    def _prefill(self, batch: Batch) -> Tensor:
+        """Rows of prompts, and the ids of those whose last row is among them."""
         rows = self._model.rows(batch)
-        if self._graph is not None and not rows.adds and max(batch.counts) == 1:
-            numbers = torch.from_numpy(self._kv.decode_numbers(batch)).to(rows.x.device, non_blocking=True)
-            positions = rows.positions[:, None] if rows.positions.dim() == 1 else rows.positions.T
-            hidden, logits = self._graph(rows.x, positions, numbers)
-            return (hidden, logits) if len(sampled) == len(batch.sequences) else (hidden[sampled], logits[sampled])
         hidden = self._model.decoder(rows.x, rows.positions, self._kv.step(batch), rows.adds, rows.add_rows)
-        if not sampled:
-            return hidden[:0], hidden[:0]
-        ends = torch.tensor(batch.counts).cumsum(0) - 1
-        hidden = hidden[ends[sampled].to(hidden.device)]
-        return hidden, self._model.logits(hidden)
+        drawn = batch.sampled()
+        if not drawn:
+            return hidden.new_empty(0, 1, dtype=torch.int64)
+        ends = np.cumsum(batch.counts)[drawn] - 1
+        numbers, how = self._pack(batch.part(drawn), self._draw_graph, pages=False)
+        return (self._draw_graph or self._drawn)(hidden[self._sent(ends)], numbers, how=how)
 
-    def _decode_graph(self, max_num_seqs: int, max_model_len: int) -> Graphed:
-        """Decoder and head of a step of one row per sequence."""
-        config, device = self._model.decoder_config, self._model.device
-
-        def decode(x: Tensor, positions: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
-            where = positions[:, 0] if positions.shape[1] == 1 else positions.T
-            hidden = self._model.decoder(x, where, self._kv.decode_step(numbers))
-            return hidden, self._model.logits(hidden)
-
-        widest = -(-max_model_len // self._kv.page_size)
-        numbers = np.full((1, 2 + widest), self._kv.zero_page, np.int32)
-        numbers[:, :2] = self._kv.idle_numbers
-        axes = 3 if config.mrope_section is not None else 1
-        pads = (
-            torch.zeros(1, config.hidden, dtype=self._model.dtype, device=device),
-            torch.zeros(1, axes, dtype=torch.int64, device=device),
-            torch.from_numpy(numbers).to(device),
+    def _pack(self, batch: Batch, graphed: Graphed | None, *, pages: bool) -> tuple[Tensor, _How]:
+        """What the rows that yield an id need from the host; pages: with what attention needs."""
+        sequences = batch.sequences
+        last = [sequence.length - 1 for sequence in sequences]
+        numbers = self._numbers.pack(
+            sequences,
+            last,
+            [self._model.position(sequence, row) for sequence, row in zip(sequences, last, strict=True)],
+            [self._model.numbers(sequence) for sequence in sequences],
+            rows=len(sequences) if graphed is None else graphed.size(len(sequences)),
+            pages=pages,
         )
-        return Graphed(decode, pads=pads, sizes=sizes_up_to(max_num_seqs))
+        how = _How.of([sequence.sampling for sequence in sequences], [sequence.inner for sequence in sequences])
+        if graphed is not None:
+            how |= self._usual  # what nobody uses does no harm, and another graph would be captured while requests wait
+        return self._sent(numbers), how
 
-    def _settle(self, drawn: _Drawn) -> None:
+    def _sent(self, values: np.ndarray | Seq[int]) -> Tensor:
+        return sent(values, self._model.device)
+
+    # ------------------------------------------------------------ on the device: tensors only
+
+    def _decoded(self, numbers: Tensor, *, how: _How) -> Tensor:
+        """The rows in the seats through decoder and head, and on; values int64 [B, K]."""
+        row = self._numbers.unpack(numbers)
+        kv = self._kv.decode_step(row.slot, row.length, row.table)
+        return self._completed(self._model.decoder(self._seats.rows[row.seat], row.positions, kv), row, how)
+
+    def _drawn(self, hidden: Tensor, numbers: Tensor, *, how: _How) -> Tensor:
+        return self._completed(hidden, self._numbers.unpack(numbers), how)
+
+    def _completed(self, hidden: Tensor, row: RowNumbers, how: _How) -> Tensor:
+        """From hidden [B, H] to the next ids and whatever the stage makes of them: values int64 [B, K], -1 where there is no id."""
+        seats, logits = self._seats, self._model.logits(hidden)
+        if how.constrained:
+            logits = seats.constrain(logits, row.seat, row.step)
+        # No number, +inf, or every id banned: there is nothing to choose from.
+        sound = logits.amax(-1).isfinite()
+        ids = torch.where(sound, pick(logits, seats.draw(row.seat, row.step, how.filters)), 0)
+        values, rows = self._model.complete(hidden, ids, seats.inner_draw(row.seat, row.step, how.inner), row.extra)
+        # Last, so that a step that failed before has changed nothing.
+        seats.rows.index_copy_(0, row.seat, rows)
+        if how.constrained:
+            seats.count(row.seat, ids)
+        return torch.where(sound[:, None], values, _NO_ID)
+
+    # ------------------------------------------------------------ what has been computed
+
+    def _land(self) -> bool:
+        """Take in the flights that have arrived."""
+        landed = False
+        while self._flights and self._flights[0].arrival.there:
+            self._settle(self._flights.popleft())
+            landed = True
+        return landed
+
+    def _settle(self, flight: _Flight) -> None:
         """Write the ids down, end who has stopped, and hand on what the others said.
 
-        Any listener may end any sequence, so each is looked at again before something is done for it.
+        Anyone may have ended since the launch, and any listener may end any sequence, so each is looked at before something is
+        done for it.
         """
-        self._scheduler.commit(drawn.batch)
-        going: list[int] = []
-        for index, (sequence, token) in enumerate(zip(drawn.sequences, drawn.tokens, strict=True)):
+        self._scheduler.commit(flight.batch)
+        for sequence, values in zip(flight.drawn, flight.arrival.numpy(), strict=True):
             if sequence.finished:
                 continue
+            token = int(values[0])
             if token == _NO_ID:
                 self._fail(sequence, EngineError("the logits of a step are not finite"))
                 continue
             sequence.tokens.append(token)
-            if sequence in self._constraints:
-                self._constraints[sequence].add(token)
             if self._stops(sequence, token):
                 self._finish(sequence, "stop")
-            else:
-                going.append(index)
-        going = [index for index in going if not drawn.sequences[index].finished]
-        if going:
-            self._hand_on(
-                [drawn.sequences[index] for index in going],
-                drawn.hidden if len(going) == len(drawn.tokens) else drawn.hidden[going],
-                drawn.ids if len(going) == len(drawn.tokens) else drawn.ids[going],
-            )
-
-    def _hand_on(self, sequences: Seq[Sequence], hidden: Tensor, ids: Tensor) -> None:
-        try:
-            outputs = self._model.advance(sequences, hidden, ids)
-        except torch.AcceleratorError:
-            raise
-        except Exception as error:
-            # Their states may have moved on or not, so there is no second try.
-            for sequence in sequences:
-                self._fail(sequence, error)
-            return
-        for sequence, output in zip(sequences, outputs, strict=True):
-            if sequence.finished:
                 continue
+            sequence.carried = True
             try:
-                sequence.on_output(output)
+                sequence.on_output(self._model.heard(sequence, values))
+            except torch.AcceleratorError:
+                raise
             except Exception as error:
                 # A listener's mistake ends its own request.
                 self._fail(sequence, error)
@@ -327,10 +421,18 @@ class ArRunner:
         if sequence.finished:
             return
         self._scheduler.remove(sequence, forget=reason == "error")
-        self._constraints.pop(sequence, None)
         sequence.finished = reason
         try:
             sequence.on_end(reason, error)
         except Exception:
             # It has ended and nobody else may suffer: all that can be done is to say so.
             logger.exception("the listener to the end of a sequence failed")
+
+
+def _decodes(batch: Batch, index: int) -> bool:
+    """Whether the sequence's part of the batch is one row that yields an id and can be taken from a seat."""
+    sequence, start = batch.sequences[index], batch.starts[index]
+    if batch.counts[index] != 1 or start + 1 != sequence.length:
+        return False
+    # A row of a medium may come with adds, for which a seat has no room.
+    return sequence.carried or not any(span.start <= start < span.start + span.length for span in sequence.media)

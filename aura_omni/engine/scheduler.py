@@ -2,7 +2,8 @@
 
 Plain Python: knows tokens, pages and limits. Does not know tensors, text or HTTP, so its tests need no device.
 
-Sequences wait, are admitted when there is a seat and there are pages for all their tokens, and run until they are removed.
+Sequences wait, are admitted when there is a seat and there are pages for all their tokens, and run until they are removed;
+who is preempted leaves the seat.
 A step takes the next row of every sequence that is past its prompt, then rows of prompts as far as the budget reaches,
 so a long prompt is computed in parts between the decode rows of others. When pages run out, the sequence of the lowest
 priority and youngest age gives its pages back and waits again; its rows are computed again later.
@@ -46,7 +47,9 @@ class Scheduler:
         self.max_length = min(max_model_len, cache.pages * cache.page_size + 1)
         self.waiting: list[Sequence] = []  # both lists are kept in order of rank: who goes first
         self.running: list[Sequence] = []
+        self.seated: list[Sequence] = []  # who got a seat in the last `schedule`
         self.preemptions = 0
+        self._free_seats = list(range(max_num_seqs - 1, -1, -1))
         self._next_id = 0
 
     @property
@@ -86,7 +89,7 @@ class Scheduler:
     def remove(self, sequence: Sequence, *, forget: bool = False) -> None:
         """Take the sequence out, wherever it is, and free its pages. forget: its rows may be wrong, no one may reuse them."""
         if sequence.pages:
-            self.running.remove(sequence)
+            self._unseat(sequence)
             self.cache.release(sequence, forget=forget)
         else:
             self.waiting.remove(sequence)
@@ -94,6 +97,7 @@ class Scheduler:
     def schedule(self) -> Batch | None:
         """The rows of the next step, decode rows first; None when there is nothing to do. `commit` follows it."""
         counts: dict[Sequence, int] = {}
+        self.seated = []
         for sequence in list(self.running):
             # One without pages has just been preempted for the sake of an earlier one.
             if sequence.blocked:
@@ -131,7 +135,11 @@ class Scheduler:
             assert all(sequence.finished is None for sequence in sequences), f"a finished sequence is {name}"
         assert not set(self.waiting) & set(self.running), "a sequence both waits and runs"
         assert len(self.running) <= self.max_num_seqs, f"{len(self.running)} sequences have {self.max_num_seqs} seats"
+        seats = [sequence.seat for sequence in self.running]
+        assert sorted(seats + self._free_seats) == list(range(self.max_num_seqs)), f"seats {seats} are lost or shared"
         for sequence in self.waiting:
+            assert sequence.seat < 0, f"sequence {sequence.id} waits in a seat"
+            assert not sequence.carried, f"sequence {sequence.id} waits and has a row in a seat"
             assert not sequence.pages, f"sequence {sequence.id} waits and holds pages"
             assert not sequence.computed, f"sequence {sequence.id} waits and counts rows as computed"
         for sequence in self.running:
@@ -169,14 +177,23 @@ class Scheduler:
             sequence.cached = sequence.computed
         self.waiting.remove(sequence)
         insort(self.running, sequence, key=_rank)
+        sequence.seat = self._free_seats.pop()
+        self.seated.append(sequence)
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
-        self.running.remove(sequence)
+        self._unseat(sequence)
         self.cache.release(sequence)
         sequence.preempted += 1
         self.preemptions += 1
         insort(self.waiting, sequence, key=_rank)
+
+    def _unseat(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self._free_seats.append(sequence.seat)
+        sequence.seat, sequence.carried = -1, False
+        if sequence in self.seated:
+            self.seated.remove(sequence)
 
 
 def _rank(sequence: Sequence) -> tuple[int, int]:
