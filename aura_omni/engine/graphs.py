@@ -46,7 +46,7 @@ class Graphed:
         rows: for each tensor one row [1, ...] of full width, such that it does no harm; pool: memory shared by what runs in
         one lane.
         """
-        self._function, self._rows, self._sizes, self._pool = function, tuple(rows), sorted(sizes), pool.handle
+        self._function, self._rows, self._sizes, self._pool = function, tuple(rows), sorted(sizes), pool
         self._captures: dict[Hashable, _Capture] = {}
 
     def size(self, count: int) -> int:
@@ -75,12 +75,18 @@ class Graphed:
         key = (size, *options.items())
         if key not in self._captures:
             inputs = tuple(row.repeat(size, *[1] * (row.dim() - 1)) for row in self._rows)
-            # Libraries set themselves up on their first calls, which a graph must not record.
-            for _ in range(2):
-                self._function(*inputs, **options)
-            graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-            # On the lane's own stream: its priority and its libraries' workspaces go into the graph.
-            with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
-                output = self._function(*inputs, **options)
+            graph, output = recorded(lambda: self._function(*inputs, **options), self._pool)
             self._captures[key] = _Capture(graph, inputs, output)
         return self._captures[key]
+
+
+def recorded(function: Callable[[], Tensor], pool: GraphPool) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    """The function as a graph, and where a replay leaves its result."""
+    # Libraries set themselves up on their first calls, which a graph must not record.
+    for _ in range(2):
+        function()
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    # On the lane's own stream: its priority and its libraries' workspaces go into the graph.
+    with torch.cuda.graph(graph, pool=pool.handle, stream=stream, capture_error_mode="thread_local"):
+        output = function()
+    return graph, output

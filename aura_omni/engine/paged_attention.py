@@ -1,4 +1,4 @@
-"""Attention over paged keys and values on CUDA: two Triton kernels, for rows of decoding and for chunks of prefill.
+"""Attention over paged keys and values on CUDA: Triton kernels for rows of decoding and for chunks of prefill.
 
 PyTorch's own attention needs each sequence's keys gathered and padded first, which copies the whole context in every layer
 of every step and depends on lengths that the host must know. These read the pages in place through a table on the device,
@@ -22,6 +22,25 @@ from aura_omni.engine.sequence import Batch
 BLOCK_KEYS = 64
 SPLITS = 16  # programs that share the context of one decode row and key head
 CHUNK_ROWS = 64  # rows of a prefill chunk that one program takes
+
+
+@triton.jit
+def _store_kernel(k_ptr, v_ptr, slots_ptr, keys, values, k_width, v_width, size, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots_ptr + row)
+    part = tl.arange(0, BLOCK)
+    inside = part < size
+    tl.store(keys + slot * size + part, tl.load(k_ptr + row * k_width + part, mask=inside), mask=inside)
+    tl.store(values + slot * size + part, tl.load(v_ptr + row * v_width + part, mask=inside), mask=inside)
+
+
+def store(k: Tensor, v: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+    """k, v [N, kv_heads, D], rows of any stride, into slots int64 [N] of keys, values [slots, kv_heads, D]."""
+    rows, kv_heads, dim = k.shape
+    size = kv_heads * dim
+    _store_kernel[(rows,)](
+        k, v, slots, keys, values, k.stride(0), v.stride(0), size, BLOCK=triton.next_power_of_2(size)
+    )  # fmt: skip
 
 
 @triton.jit
@@ -168,8 +187,7 @@ class DecodeStep:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = self._keys[layer], self._values[layer]
-        keys.index_copy_(0, self._written, k)
-        values.index_copy_(0, self._written, v)
+        store(k, v, self._written, keys, values)
         return decode(q, keys, values, self._table, self._lengths, self._page_size)
 
 
@@ -210,8 +228,7 @@ class PagedStep:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values, page_size = self._keys[layer], self._values[layer], self._page_size
-        keys.index_copy_(0, self._written, k)
-        values.index_copy_(0, self._written, v)
+        store(k, v, self._written, keys, values)
         if not self._any_chunks:
             return decode(q, keys, values, self._single_table, self._single_lengths, page_size)
         q = q.contiguous()

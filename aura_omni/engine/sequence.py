@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 from aura_omni.flow import Sampling
 
+_GREEDY = Sampling(temperature=0.0)
+
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
@@ -42,9 +44,7 @@ class Sequence:
     stop_ids: frozenset[int] = frozenset()  # of the stage; sampling.stop_token_ids come on top
     media: tuple[MediaSpan, ...] = ()
     state: Any = None
-    inner: Sampling = field(
-        default_factory=Sampling
-    )  # of what the stage draws besides the id (Talker: codebooks 1..15)
+    inner: Sampling = _GREEDY  # of what the stage draws besides the id (Talker: codebooks 1..15)
     cacheable: bool = True  # False: rows are not a function of tokens and media (Talker)
     priority: int = 0  # lower goes first
     blocked: bool = False  # set by the stage: its next row is not known yet, so it must not be stepped

@@ -198,6 +198,7 @@ class VocoderRunner:
     def flying(self) -> bool:
         return self._flight is not None
 
+    @torch.inference_mode()
     def step(self) -> bool:
         """What has been decoded; then at most one reference, and frames of as many streams as fit."""
         with self._lane.active():
@@ -326,11 +327,10 @@ class VocoderRunner:
                 stream.decoding = False
             self._fail(group, f"decode {count} frames of each of {len(group)} streams", error)
 
-    @torch.inference_mode()
     def _decoded(self, numbers: Tensor) -> Tensor:
         """numbers int64 [B, 1 + T * 16], slot and codes -> samples float32 [B, T * 1920]. Tensors only."""
         codes = numbers[:, 1:].unflatten(1, (-1, self.decoder.config.codebooks))
-        return self.decoder.step(codes, self._state, numbers[:, 0])
+        return self.decoder.step(codes, self._state, numbers[:, 0].contiguous())
 
     def _capture(self) -> None:
         pool = GraphPool()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
@@ -197,3 +198,23 @@ def run(runner: ArRunner, *requests: Request, limit: int = 2000) -> None:
 
 def prompt(length: int, *, seed: int = 0) -> list[int]:
     return torch.randint(0, VOCABULARY - 1, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+SAMPLINGS = [
+    GREEDY,
+    Sampling(temperature=0.7),
+    Sampling(temperature=0.8, top_k=20, repetition_penalty=1.2, min_tokens=3),
+    Sampling(temperature=0.0, presence_penalty=0.5, frequency_penalty=0.2, logit_bias={5: 2.0}),
+    Sampling(temperature=1.2, top_p=0.8, min_p=0.02),
+]
+
+
+def requests_of(count: int) -> list[Request]:
+    """Of all lengths and ways to sample."""
+    return [
+        Request(
+            prompt(5 + 3 * seed, seed=seed),
+            replace(SAMPLINGS[seed % len(SAMPLINGS)], max_tokens=9 + seed, seed=seed),
+        )
+        for seed in range(count)
+    ]

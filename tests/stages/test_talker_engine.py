@@ -15,6 +15,7 @@ from aura_omni.engine.runner import ArRunner
 from aura_omni.flow import Audio, Sampling, Voice
 from aura_omni.stages.talker import TalkerPrompt, TalkerStage
 from tests.reference_tts import reference_model, tts_config, write_checkpoint
+from tests.replayed import without_cuda
 from tests.slow_lane import SlowLane
 from tests.stages.drive import run
 
@@ -75,10 +76,12 @@ def speak(
     return [(ends[number], np.stack(part)) for number, part in enumerate(frames)]
 
 
+@pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize(("pages", "rows_per_step"), [(100, 1000), (100, 7), (19, 16)])
 def test_paged_batches_give_the_frames_of_each_sequence_alone(
-    stage: TalkerStage, pages: int, rows_per_step: int
+    stage: TalkerStage, pages: int, rows_per_step: int, graphs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    recorded = without_cuda(monkeypatch)
     runner = ArRunner(
         stage,
         pages=pages,
@@ -88,7 +91,10 @@ def test_paged_batches_give_the_frames_of_each_sequence_alone(
         max_model_len=120,
         max_waiting=8,
         prefix_caching=True,
+        graphs=graphs,
+        usual=(stage.bounded(SAMPLING), PREDICTOR),
     )
+    captured = len(recorded)
     prompts, seeds = prompts_of(stage), [3, 4, 5, 6]
     together = speak(stage, prompts, seeds, runner)
     for prompt, seed, (reason, frames) in zip(prompts, seeds, together, strict=True):
@@ -97,6 +103,8 @@ def test_paged_batches_give_the_frames_of_each_sequence_alone(
         np.testing.assert_array_equal(frames, alone)
     assert runner.counters.pages_used == 0
     assert (runner.counters.preemptions > 0) == (pages < 100)
+    assert len(recorded) == captured  # none while requests wait
+    assert (captured > 0) == graphs
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -20,6 +20,7 @@ from aura_omni.models.codec_state import CodecState
 from aura_omni.models.weights import to_published
 from aura_omni.stages.vocoder import Reference, Stream, VocoderRunner, load
 from tests.models.codec_reference import TINY, random_codes, tiny
+from tests.replayed import without_cuda
 from tests.slow_lane import SlowLane
 
 
@@ -98,8 +99,13 @@ def test_the_first_frame_becomes_audio_at_once(decoder: CodecDecoder) -> None:
     assert not heard.ends
 
 
-def test_forty_streams_through_eight_slots_each_sound_as_alone(decoder: CodecDecoder) -> None:
-    runner = VocoderRunner(decoder, max_num_seqs=8, max_waiting=32)
+@pytest.mark.parametrize("graphs", [False, True])
+def test_forty_streams_through_eight_slots_each_sound_as_alone(
+    decoder: CodecDecoder, graphs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = without_cuda(monkeypatch)
+    runner = VocoderRunner(decoder, max_num_seqs=8, max_waiting=32, graphs=graphs)
+    captured = len(recorded)
     random = np.random.default_rng(0)
     codes = [codes_of(int(random.integers(1, 30)), seed=n) for n in range(40)]
     opened = [start(runner) for _ in codes]
@@ -118,6 +124,7 @@ def test_forty_streams_through_eight_slots_each_sound_as_alone(decoder: CodecDec
         runner.check_integrity()
         busiest = max(busiest, runner.slots_used)
     assert busiest == 8
+    assert len(recorded) == captured == (16 if graphs else 0)
     assert runner.slots_used == 0
     for (_, heard), frames in zip(opened, codes, strict=True):
         assert heard.ends == [("stop", None)]
