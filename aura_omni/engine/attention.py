@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aura_omni.engine.lane import sent
 from aura_omni.engine.sequence import Batch
 from aura_omni.models.layers import KeyValues
 
@@ -21,8 +23,8 @@ from aura_omni.models.layers import KeyValues
 class PagedKV:
     """keys, values: [layers, pages + 1, page_size, kv_heads, head_dim]. Which rows a page holds is `kv_cache`'s business.
 
-    The page after the last is never written and stays zero: what a shorter sequence is padded with. Rows of other
-    sequences would not do, as a weight of zero times infinity is not zero.
+    The page after the last belongs to no sequence: a shorter one is padded with it, and padded rows of a step write there.
+    Rows of other sequences would not do, as a weight of zero times infinity is not zero.
     """
 
     def __init__(
@@ -39,13 +41,37 @@ class PagedKV:
         shape = (layers, pages + 1, page_size, kv_heads, head_dim)
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
-        self.page_size, self.zero_page, self.device = page_size, pages, device
+        self.page_size, self.spare_page, self.device = page_size, pages, device
 
     def step(self, batch: Batch) -> KeyValues:
-        """Who attends to whom in one step. The kernels are chosen here, by `device`."""
+        """Who attends to whom in a step of any rows."""
+        slot, chunks = self.chunk_numbers(batch, rows=batch.rows, chunks=len(batch.sequences))
+        return self.chunk_step(sent(slot, self.device), sent(chunks, self.device), most_rows=max(batch.counts))
+
+    def chunk_numbers(self, batch: Batch, *, rows: int, chunks: int) -> tuple[np.ndarray, np.ndarray]:
+        """For `chunk_step`: slot int64 [rows] and chunks int32 [chunks, 3 + P]; what the batch does not fill is nobody's."""
+        size, widest = self.page_size, max(len(sequence.pages) for sequence in batch.sequences)
+        slot = np.full(rows, self.spare_page * size, np.int64)
+        numbers = np.zeros((chunks, 3 + widest), np.int32)
+        numbers[:, 3:] = self.spare_page
+        begin = 0
+        for row, (sequence, start, count) in enumerate(zip(batch.sequences, batch.starts, batch.counts, strict=True)):
+            numbers[row, :3] = begin, count, start
+            numbers[row, 3 : 3 + len(sequence.pages)] = sequence.pages
+            places = np.arange(start, start + count)
+            slot[begin : begin + count] = numbers[row, 3 + places // size].astype(np.int64) * size + places % size
+            begin += count
+        return slot, numbers
+
+    def chunk_step(self, slot: Tensor, chunks: Tensor, *, most_rows: int) -> KeyValues:
+        """A step of rows of several sequences, from tensors and, on CUDA, fit for a graph. The kernels are chosen here.
+
+        slot int64 [N]: where the rows' keys go; chunks int32 [C, 3 + P]: of each sequence its first row in the step, how many
+        follow, the number of the first in the sequence, and its pages. most_rows: no chunk has more.
+        """
         if self.device.type == "cuda":
-            return paged().PagedStep(self.keys, self.values, batch, self.zero_page)
-        return _SdpaStep(self, batch)
+            return paged().PagedStep(self.keys, self.values, slot, chunks, most_rows)
+        return _SdpaStep(self, slot, chunks)
 
     def decode_step(self, slot: Tensor, length: Tensor, table: Tensor) -> KeyValues:
         """A step of one row per sequence, from tensors alone and so, on CUDA, fit for a graph.
@@ -79,25 +105,23 @@ class _Stretch:
 class _SdpaStep:
     """PyTorch's own attention, one sequence after another. All index tensors are made once per step."""
 
-    def __init__(self, kv: PagedKV, batch: Batch) -> None:
+    def __init__(self, kv: PagedKV, slot: Tensor, chunks: Tensor) -> None:
         self._keys, self._values = kv.keys.flatten(1, 2), kv.values.flatten(1, 2)
+        self._written = slot
         self._stretches: list[_Stretch] = []
-        begin = 0
-        for sequence, start, count in zip(batch.sequences, batch.starts, batch.counts, strict=True):
-            stop = start + count
-            slots = _slots(torch.tensor([sequence.pages]), kv.page_size)[:, :stop].to(kv.device)
-            mask = torch.ones(count, stop, dtype=torch.bool, device=kv.device).tril(start) if start else None
-            self._stretches.append(_Stretch(begin, begin + count, slots, mask))
-            begin += count
-        counts = zip(self._stretches, batch.counts, strict=True)
-        self._written = torch.cat([stretch.slots[0, -count:] for stretch, count in counts])
+        for numbers in chunks:
+            begin, count, start = numbers[:3].tolist()
+            if count:
+                slots = _slots(numbers[None, 3:], kv.page_size)[:, : start + count]
+                mask = torch.ones(count, start + count, dtype=torch.bool, device=kv.device).tril(start)
+                self._stretches.append(_Stretch(begin, begin + count, slots, mask if start else None))
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """As `KeyValues.attend`."""
         keys, values = self._keys[layer], self._values[layer]
         keys.index_copy_(0, self._written, k)
         values.index_copy_(0, self._written, v)
-        out = torch.empty_like(q)
+        out = torch.zeros_like(q)  # rows that are nobody's are written to the spare page, and must be finite there
         for stretch in self._stretches:
             attended = F.scaled_dot_product_attention(
                 q[stretch.begin : stretch.end].transpose(0, 1).unsqueeze(0),
@@ -120,7 +144,7 @@ class _SdpaDecode:
         longest = int(length.max())
         inside = torch.arange(longest, device=kv.device) < length[:, None]
         slots = _slots(table, kv.page_size)[:, :longest]
-        self._slots = torch.where(inside, slots, kv.zero_page * kv.page_size)
+        self._slots = torch.where(inside, slots, kv.spare_page * kv.page_size)
         self._mask = inside[:, None, None]
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -39,14 +39,22 @@ class Graphed:
     """All in one lane, whose stream is current at every call. The output is overwritten by the next call."""
 
     def __init__(
-        self, function: Callable[..., Tensor], *, rows: Sequence[Tensor], sizes: Iterable[int], pool: GraphPool
+        self,
+        function: Callable[..., Tensor],
+        *,
+        rows: Sequence[Tensor],
+        sizes: Iterable[int],
+        pool: GraphPool,
+        fixed: Sequence[Tensor] = (),
     ) -> None:
-        """function(*tensors, **options): tensors have the batch first, options are hashable and each set has its own graphs.
+        """function(*tensors, **options): first tensors with the batch first, then those that are fixed in shape; options are
+        hashable and each set has its own graphs.
 
-        rows: for each tensor one row [1, ...] of full width, such that it does no harm; pool: memory shared by what runs in
-        one lane.
+        rows, fixed: for each tensor one row [1, ...], or itself, of full width and such that it does no harm; pool: memory
+        shared by what runs in one lane.
         """
-        self._function, self._rows, self._sizes, self._pool = function, tuple(rows), sorted(sizes), pool
+        self._function, self._rows, self._fixed = function, tuple(rows), tuple(fixed)
+        self._sizes, self._pool = sorted(sizes), pool
         self._captures: dict[Hashable, _Capture] = {}
 
     def size(self, count: int) -> int:
@@ -64,7 +72,7 @@ class Graphed:
         Their second dimension may be narrower than the row's, and a tensor may lack the last rows of the batch: there the
         function sees what earlier calls left.
         """
-        capture = self._captured(max(len(tensor) for tensor in tensors), options)
+        capture = self._captured(max(len(tensor) for tensor in tensors[: len(self._rows)]), options)
         for static, given in zip(capture.inputs, tensors, strict=True):
             static[: len(given), : given.shape[1]].copy_(given, non_blocking=True)
         capture.graph.replay()
@@ -74,7 +82,8 @@ class Graphed:
     def _captured(self, size: int, options: dict[str, Hashable]) -> _Capture:
         key = (size, *options.items())
         if key not in self._captures:
-            inputs = tuple(row.repeat(size, *[1] * (row.dim() - 1)) for row in self._rows)
+            batch = [row.repeat(size, *[1] * (row.dim() - 1)) for row in self._rows]
+            inputs = (*batch, *(tensor.clone() for tensor in self._fixed))
             graph, output = recorded(lambda: self._function(*inputs, **options), self._pool)
             self._captures[key] = _Capture(graph, inputs, output)
         return self._captures[key]

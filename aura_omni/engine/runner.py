@@ -34,11 +34,16 @@ from aura_omni.engine.sampler import Filters, pick
 from aura_omni.engine.scheduler import Scheduler
 from aura_omni.engine.seats import Seats, constrained
 from aura_omni.engine.sequence import Batch, FinishReason, Sequence
-from aura_omni.engine.stage_model import StageModel
+from aura_omni.engine.stage_model import Rows, StageModel
 from aura_omni.errors import AuraError, BadRequest, EngineError
 from aura_omni.flow import Sampling
 
 logger = logging.getLogger(__name__)
+
+# Prefills of up to so many rows, of up to so many sequences, are padded and become CUDA graphs. Longer ones keep the device
+# busy for longer than it takes to launch them.
+PREFILL_SIZES = (16, 32, 64, 96, 128)
+PREFILL_CHUNKS = 8
 
 _NO_ID = -1  # of logits that are not finite
 
@@ -103,7 +108,7 @@ class ArRunner:
     ) -> None:
         """pages of page_size rows are taken on the model's device at once; the limits are `Scheduler`'s.
 
-        graphs: steps of decoding are CUDA graphs; without, and in prefill, they run as they are written. Those that the
+        graphs: steps of decoding and short prefills are CUDA graphs; without, they run as they are written. Those that the
         usual sampling needs, a sequence's own and its inner one, are captured here, others when they are first needed.
         lane: where steps are computed; None: a new one.
         """
@@ -123,6 +128,7 @@ class ArRunner:
             self._usual = _How.of(usual[:1], usual[1:])
             self._decode_graph: Graphed | None = None
             self._draw_graph: Graphed | None = None
+            self._prefill_graph: Graphed | None = None
             if graphs:
                 self._capture(max_num_seqs)
 
@@ -154,12 +160,12 @@ class ArRunner:
             extra=model.extra_numbers,
             seats=max_num_seqs,
             page_size=page_size,
-            spare_page=self._kv.zero_page,
+            spare_page=self._kv.spare_page,
             most_pages=-(-max_model_len // page_size),
         )
 
     def _capture(self, max_num_seqs: int) -> None:
-        """Make graphs of the two functions that end in a draw, as they are usually needed."""
+        """Make graphs of short prefills, and of the two functions that end in a draw, as they are usually needed."""
         pool, sizes = GraphPool(), sizes_up_to(max_num_seqs)
         nobody = self._sent(self._numbers.nobody())
         hidden = self._seats.rows[self._seats.spare :]
@@ -167,6 +173,14 @@ class ArRunner:
         self._draw_graph = Graphed(self._drawn, rows=(hidden, nobody[:, : self._numbers.width]), sizes=sizes, pool=pool)
         for graphed in (self._decode_graph, self._draw_graph):
             graphed.prepare(how=self._usual)
+        integer = torch.zeros(1, 1, dtype=torch.int64, device=self._model.device)
+        positions = integer.expand(1, 1 if self._model.decoder_config.mrope_section is None else 3)
+        slot = integer + self._kv.spare_page * self._kv.page_size
+        # Chunks of no rows, whose pages therefore do not matter.
+        chunks = torch.zeros(PREFILL_CHUNKS, 3 + nobody.shape[1], dtype=torch.int32, device=self._model.device)
+        rows, fixed = (hidden, positions, slot), (chunks,)
+        self._prefill_graph = Graphed(self._computed, rows=rows, fixed=fixed, sizes=PREFILL_SIZES, pool=pool)
+        self._prefill_graph.prepare()
 
     @property
     def busy(self) -> bool:
@@ -306,14 +320,22 @@ class ArRunner:
 
     def _prefill(self, batch: Batch) -> Tensor:
         """Rows of prompts, and the ids of those whose last row is among them."""
-        rows = self._model.rows(batch)
-        hidden = self._model.decoder(rows.x, rows.positions, self._kv.step(batch), rows.adds, rows.add_rows)
+        hidden = self._hidden(batch, self._model.rows(batch))
         drawn = batch.sampled()
         if not drawn:
             return hidden.new_empty(0, 1, dtype=torch.int64)
         ends = np.cumsum(batch.counts)[drawn] - 1
         numbers, how = self._pack(batch.part(drawn), self._draw_graph, pages=False)
         return (self._draw_graph or self._drawn)(hidden[self._sent(ends)], numbers, how=how)
+
+    def _hidden(self, batch: Batch, rows: Rows) -> Tensor:
+        """The rows [N, H] through the decoder, final-normed; a graph may leave some that are nobody's behind them."""
+        graph = self._prefill_graph
+        if graph is None or rows.adds or batch.rows > PREFILL_SIZES[-1] or len(batch.sequences) > PREFILL_CHUNKS:
+            return self._model.decoder(rows.x, rows.positions, self._kv.step(batch), rows.adds, rows.add_rows)
+        slot, chunks = self._kv.chunk_numbers(batch, rows=graph.size(batch.rows), chunks=PREFILL_CHUNKS)
+        positions = rows.positions[:, None] if rows.positions.dim() == 1 else rows.positions.T
+        return graph(rows.x, positions, self._sent(slot[:, None]), self._sent(chunks))
 
     def _pack(self, batch: Batch, graphed: Graphed | None, *, pages: bool) -> tuple[Tensor, _How]:
         """What the rows that yield an id need from the host; pages: with what attention needs."""
@@ -336,6 +358,11 @@ class ArRunner:
         return sent(values, self._model.device)
 
     # ------------------------------------------------------------ on the device: tensors only
+
+    def _computed(self, x: Tensor, positions: Tensor, slot: Tensor, chunks: Tensor) -> Tensor:
+        """x [N, H], positions int64 [N, axes], slot int64 [N, 1] and chunks as `PagedKV.chunk_step` has them -> hidden [N, H]."""
+        where = positions[:, 0] if positions.shape[1] == 1 else positions.T
+        return self._model.decoder(x, where, self._kv.chunk_step(slot[:, 0], chunks, most_rows=len(x)))
 
     def _decoded(self, numbers: Tensor, *, how: _How) -> Tensor:
         """The rows in the seats through decoder and head, and on; values int64 [B, K]."""

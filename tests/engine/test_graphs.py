@@ -9,6 +9,7 @@ import pytest
 from tiny_stage import GREEDY, SAMPLINGS, Request, TinyStage, make_runner, prompt, requests_of, run
 
 from aura_omni.engine.graphs import sizes_up_to
+from aura_omni.engine.runner import PREFILL_SIZES
 from tests.replayed import without_cuda
 
 
@@ -24,17 +25,20 @@ def test_sizes_are_few_and_waste_at_most_half() -> None:
 
 
 @pytest.mark.parametrize("mrope", [False, True])
-def test_padded_steps_equal_steps_as_they_are(mrope: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = {"max_num_seqs": 5, "pages": 22, "max_num_batched_tokens": 24}
-    plain, padded = requests_of(10), requests_of(10)
+@pytest.mark.parametrize("batched", [24, 200])
+def test_padded_steps_equal_steps_as_they_are(batched: int, mrope: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of prompts, but for one that is longer than the largest graph."""
+    options = {"max_num_seqs": 5, "pages": 60, "max_num_batched_tokens": batched, "max_model_len": 200}
+    plain, padded = ([*requests_of(10), Request(prompt(150))] for _ in range(2))
     run(make_runner(TinyStage(mrope=mrope), **options), *plain)
     recorded = without_cuda(monkeypatch)
-    runner = make_runner(TinyStage(mrope=mrope), graphs=True, usual=(SAMPLINGS[1], GREEDY), **options)
+    stage = TinyStage(mrope=mrope)
+    runner = make_runner(stage, graphs=True, usual=(SAMPLINGS[1], GREEDY), **options)
     usual = sorted(recorded)
-    assert usual == sorted(2 * sizes_up_to(5))  # decode and draw, before any request
+    assert usual == sorted(2 * sizes_up_to(5) + PREFILL_SIZES)  # decode, draw and short prefills, before any request
     run(runner, *padded)
     assert [request.heard for request in padded] == [request.heard for request in plain]
-    assert runner.counters.preemptions > 0
+    assert any(batch.rows > PREFILL_SIZES[-1] for batch in stage.batches) == (batched == 200)
 
 
 def test_requests_that_sample_as_usual_or_less_need_no_graph_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
