@@ -71,6 +71,8 @@ class KVCache:
     def extend(self, sequence: Sequence) -> bool:
         """Make room for all tokens of the sequence. False, and nothing changed, when there are too few free pages."""
         fresh = self._pages_for(sequence.length) - len(sequence.pages)
+        if fresh <= 0:
+            return True
         if fresh > self.free:
             return False
         sequence.pages.extend(self._take() for _ in range(fresh))

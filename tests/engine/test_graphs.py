@@ -9,7 +9,7 @@ import pytest
 from tiny_stage import GREEDY, SAMPLINGS, Request, TinyStage, make_runner, prompt, requests_of, run
 
 from aura_omni.engine.graphs import sizes_up_to
-from aura_omni.engine.runner import PREFILL_SIZES
+from aura_omni.engine.steps import PREFILL_SIZES
 from tests.replayed import without_cuda
 
 
