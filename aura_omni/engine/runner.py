@@ -162,9 +162,11 @@ class ArRunner:
             self._finish(sequence, "error", error)
         self._lane.wait()
 
-    @torch.inference_mode()
     def step(self) -> bool:
-        with self._lane.active():
+        # Asked thousands of times a second while the device computes: the answer that there is nothing to do must be quick.
+        if not (self._flights[0].arrival.there if self._flights else self._scheduler.busy):
+            return False
+        with self._lane.active(), torch.inference_mode():
             worked = self._land()
             if not self._flights and self._launch():
                 self._land()  # a CPU has computed it already
@@ -188,19 +190,27 @@ class ArRunner:
             for sequence, start in zip(batch.sequences, batch.starts, strict=True)
             if start == sequence.cached and not sequence.preempted
         )
-        for sequence in self._scheduler.seated:
-            self._compute.seat(sequence)
+        for sequence in list(self._scheduler.seated):
+            self._seat(sequence)
         decoding = [index for index in range(len(batch.sequences)) if _decodes(batch, index)]
         others = [index for index in range(len(batch.sequences)) if index not in decoding]
         self._launch_safely(batch.part(decoding), self._compute.decode)
         self._launch_safely(batch.part(others), self._compute.prefill)
         return True
 
+    def _seat(self, sequence: Sequence) -> None:
+        try:
+            if not sequence.finished:  # the end of another one before it may have ended it
+                self._compute.seat(sequence)
+        except torch.AcceleratorError:
+            raise
+        except Exception as error:
+            self._fail(sequence, error)
+
     def _launch_safely(self, batch: Batch, compute: Callable[[Batch], Tensor]) -> None:
         """Launch rows. If that fails, launch their sequences one by one, so that only those at fault end."""
-        if any(
-            sequence.finished for sequence in batch.sequences
-        ):  # a listener to the end of one may have ended another
+        # A listener to the end of one may have ended another.
+        if any(sequence.finished for sequence in batch.sequences):
             batch = batch.part(index for index, sequence in enumerate(batch.sequences) if not sequence.finished)
         if not batch.sequences:
             return

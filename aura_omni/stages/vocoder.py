@@ -198,10 +198,12 @@ class VocoderRunner:
     def flying(self) -> bool:
         return self._flight is not None
 
-    @torch.inference_mode()
     def step(self) -> bool:
         """What has been decoded; then at most one reference, and frames of as many streams as fit."""
-        with self._lane.active():
+        # As in `ArRunner.step`: the answer that there is nothing to do must be quick.
+        if not (bool(self._streams) if self._flight is None else self._flight.arrival.there):
+            return False
+        with self._lane.active(), torch.inference_mode():
             worked = self._land()
             if self._flight is not None:
                 return worked
