@@ -76,7 +76,8 @@ class StepNumbers:
         array[count:, self.width :] = self._spare_page
         for index, (sequence, start) in enumerate(zip(sequences, starts, strict=True)):
             slot = sequence.pages[start // size] * size + start % size
-            here = (sequence.seat, sequence.generated, slot, start + 1, *positions[index], *extras[index])
+            step = start + 1 - sequence.prompt_length
+            here = (sequence.seat, step, slot, start + 1, *positions[index], *extras[index])
             array[index, : self.width] = here
             if pages:
                 array[index, self.width :] = self._table(sequence)[:widest]

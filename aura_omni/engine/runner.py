@@ -7,7 +7,9 @@ Knows sequences, tensors and the stage model. Does not know text or HTTP. Everyt
     while runner.busy:
         runner.step()          # calls on_output and on_end of the sequences
 
-A step never waits for the device: it launches, and a later call finds the result. What it computes is `steps`.
+A step never waits for the device: it launches, and a later call finds the result. What it computes is `steps`. Where all that
+could be done is to go on decoding, the next step is launched behind the one under way, as if none of its ids ended a sequence;
+what it draws for one that did is dropped.
 """
 
 from __future__ import annotations
@@ -15,11 +17,9 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from aura_omni.engine.kv_cache import KVCache
 from aura_omni.engine.lane import Arrival, Lane
@@ -50,11 +50,15 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class _Flight:
-    """Rows that are being computed. drawn: those of their sequences that get a next id; arrival: its values [drawn, K]."""
+    """Rows that are being computed. drawn: those of their sequences that get a next id; arrival: its values [drawn, K].
+
+    decode: all are rows of decoding.
+    """
 
     batch: Batch
     drawn: tuple[Sequence, ...]
     arrival: Arrival
+    decode: bool
 
 
 class ArRunner:
@@ -171,6 +175,8 @@ class ArRunner:
             if not self._flights and self._launch():
                 self._land()  # a CPU has computed it already
                 worked = True
+            if len(self._flights) == 1 and self._flights[0].decode:
+                worked |= self._launch_ahead(self._flights[0].batch)
         return worked
 
     def check_integrity(self) -> None:
@@ -183,8 +189,6 @@ class ArRunner:
         batch = self._scheduler.schedule()
         if batch is None:
             return False
-        self._steps += 1
-        self._computed_rows += batch.rows
         self._cached_rows += sum(
             sequence.cached
             for sequence, start in zip(batch.sequences, batch.starts, strict=True)
@@ -194,8 +198,30 @@ class ArRunner:
             self._seat(sequence)
         decoding = [index for index in range(len(batch.sequences)) if _decodes(batch, index)]
         others = [index for index in range(len(batch.sequences)) if index not in decoding]
-        self._launch_safely(batch.part(decoding), self._compute.decode)
-        self._launch_safely(batch.part(others), self._compute.prefill)
+        self._steps += 1
+        self._computed_rows += batch.rows
+        self._launch_safely(batch.part(decoding), decode=True)
+        self._launch_safely(batch.part(others), decode=False)
+        return True
+
+    def _launch_ahead(self, under_way: Batch) -> bool:
+        """Start the step after one of decoding that is under way, for those that go on if it ends nobody."""
+        going = (
+            self._scheduler.schedule_ahead(
+                sequence
+                for sequence in under_way.sequences
+                if not sequence.finished
+                and sequence.length + 1 < self._limit(sequence)
+                and self._model.foresees(sequence)
+            )
+            if not self._scheduler.others(under_way)
+            else None
+        )
+        if going is None:
+            return False
+        self._steps += 1
+        self._computed_rows += going.rows
+        self._launch_safely(going, decode=True, ahead=True)
         return True
 
     def _seat(self, sequence: Sequence) -> None:
@@ -207,7 +233,7 @@ class ArRunner:
         except Exception as error:
             self._fail(sequence, error)
 
-    def _launch_safely(self, batch: Batch, compute: Callable[[Batch], Tensor]) -> None:
+    def _launch_safely(self, batch: Batch, *, decode: bool, ahead: bool = False) -> None:
         """Launch rows. If that fails, launch their sequences one by one, so that only those at fault end."""
         # A listener to the end of one may have ended another.
         if any(sequence.finished for sequence in batch.sequences):
@@ -215,8 +241,12 @@ class ArRunner:
         if not batch.sequences:
             return
         try:
-            drawn = tuple(batch.sequences[index] for index in batch.sampled())
-            self._flights.append(_Flight(batch, drawn, self._lane.home(compute(batch)[: len(drawn)])))
+            if decode:
+                drawn, values = batch.sequences, self._compute.decode(batch, ahead=ahead)
+            else:
+                drawn = tuple(batch.sequences[index] for index in batch.sampled())
+                values = self._compute.prefill(batch)
+            self._flights.append(_Flight(batch, drawn, self._lane.home(values[: len(drawn)]), decode))
         except torch.AcceleratorError:
             raise  # the device itself has failed: no later step can succeed
         except Exception as error:
@@ -226,7 +256,7 @@ class ArRunner:
                 return
             logger.warning("a step of %d sequences failed; they go on one by one", len(batch.sequences), exc_info=error)
             for alone in batch.split():
-                self._launch_safely(alone, compute)
+                self._launch_safely(alone, decode=decode, ahead=ahead)
 
     # ------------------------------------------------------------ what has been computed
 
@@ -265,9 +295,12 @@ class ArRunner:
                 # A listener's mistake ends its own request.
                 self._fail(sequence, error)
                 continue
-            limit = min(self._scheduler.max_length, sequence.prompt_length + sequence.sampling.max_tokens)
-            if sequence.length >= limit:
+            if sequence.length >= self._limit(sequence):
                 self._finish(sequence, "length")
+
+    def _limit(self, sequence: Sequence) -> int:
+        """The length that ends a sequence."""
+        return min(self._scheduler.max_length, sequence.prompt_length + sequence.sampling.max_tokens)
 
     def _stops(self, sequence: Sequence, token: int) -> bool:
         if token in sequence.sampling.stop_token_ids:

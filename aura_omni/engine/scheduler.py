@@ -12,6 +12,7 @@ priority and youngest age gives its pages back and waits again; its rows are com
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Iterable
 
 from aura_omni.engine.kv_cache import KVCache
 from aura_omni.engine.sequence import Batch, Sequence
@@ -119,6 +120,22 @@ class Scheduler:
         if not counts:
             return None
         return Batch(tuple(counts), tuple(sequence.computed for sequence in counts), tuple(counts.values()))
+
+    def others(self, under_way: Batch) -> bool:
+        """Whether the next `schedule` could have more to do than to go on with the sequences of a batch."""
+        if any(not sequence.blocked and sequence not in under_way.sequences for sequence in self.running):
+            return True
+        first = next((sequence for sequence in self.waiting if not sequence.blocked), None)
+        if first is None:
+            return False
+        return len(self.running) < self.max_num_seqs or first.priority < self.running[-1].priority
+
+    def schedule_ahead(self, sequences: Iterable[Sequence]) -> Batch | None:
+        """The rows after those whose step is under way, of those of the sequences for which there is room; None: of nobody."""
+        going = [sequence for sequence in sequences if self.cache.extend(sequence, ahead=1)]
+        if not going:
+            return None
+        return Batch(tuple(going), tuple(sequence.length for sequence in going), (1,) * len(going))
 
     def commit(self, batch: Batch) -> None:
         """The batch's rows are in their pages."""

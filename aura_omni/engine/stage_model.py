@@ -69,9 +69,17 @@ class StageModel(Protocol):
         """Of one row of a sequence, on one axis, or on three where `decoder_config` has an mrope_section."""
         return (row,) * (1 if self.decoder_config.mrope_section is None else 3)
 
-    def numbers(self, sequence: Sequence) -> tuple[int, ...]:
-        """What `complete` needs from the host for the next step. Asked when it is launched, more than once if that fails."""
+    def numbers(self, sequence: Sequence, *, ahead: int) -> tuple[int, ...]:
+        """What `complete` needs from the host for the next step, or, ahead 1, for the one after it.
+
+        Asked when the step is launched, more than once if that fails; ahead only if the stage foresees it.
+        """
         return ()
+
+    def foresees(self, sequence: Sequence) -> bool:
+        """Whether the step after the one under way can be launched already: `complete` will make its row as it has to be, and
+        `numbers` knows what it needs."""
+        return True
 
     def heard(self, sequence: Sequence, values: np.ndarray) -> Any:
         """Take note of what a step made, values int64 [K] of `complete`, and turn it into what on_output gets.

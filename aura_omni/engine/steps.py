@@ -114,14 +114,17 @@ class Steps:
             stop_ids=sequence.stop_ids | self._model.stop_ids | set(sampling.stop_token_ids),
         )
 
-    def decode(self, batch: Batch) -> Tensor:
-        """One row of each sequence, from its seat; those that are not there yet are put there first."""
-        if not all(sequence.carried for sequence in batch.sequences):
+    def decode(self, batch: Batch, *, ahead: bool = False) -> Tensor:
+        """One row of each sequence, from its seat; those that are not there yet are put there first.
+
+        ahead: the rows are those that the step under way is about to leave in the seats.
+        """
+        if not ahead and not all(sequence.carried for sequence in batch.sequences):
             waiting = batch.part(index for index, sequence in enumerate(batch.sequences) if not sequence.carried)
             rows = self._model.rows(waiting)
             assert not rows.adds, "a stage gave adds for a row of no medium"
             self._seats.rows.index_copy_(0, self._sent([sequence.seat for sequence in waiting.sequences]), rows.x)
-        numbers, how = self._pack(batch, self._decode_graph, pages=True)
+        numbers, how = self._pack(batch, self._decode_graph, pages=True, ahead=int(ahead))
         return (self._decode_graph or self._decoded)(numbers, how=how)
 
     def prefill(self, batch: Batch) -> Tensor:
@@ -145,15 +148,15 @@ class Steps:
         positions = rows.positions[:, None] if rows.positions.dim() == 1 else rows.positions.T
         return graph(rows.x, positions, self._sent(slot[:, None]), self._sent(chunks))
 
-    def _pack(self, batch: Batch, graphed: Graphed | None, *, pages: bool) -> tuple[Tensor, _How]:
-        """What the rows that yield an id need from the host; pages: with what attention needs."""
+    def _pack(self, batch: Batch, graphed: Graphed | None, *, pages: bool, ahead: int = 0) -> tuple[Tensor, _How]:
+        """What the rows that yield an id need from the host; pages: with what attention needs; ahead: ids that are being drawn."""
         sequences = batch.sequences
-        last = [sequence.length - 1 for sequence in sequences]
+        last = [sequence.length - 1 + ahead for sequence in sequences]
         numbers = self._numbers.pack(
             sequences,
             last,
             [self._model.position(sequence, row) for sequence, row in zip(sequences, last, strict=True)],
-            [self._model.numbers(sequence) for sequence in sequences],
+            [self._model.numbers(sequence, ahead=ahead) for sequence in sequences],
             rows=len(sequences) if graphed is None else graphed.size(len(sequences)),
             pages=pages,
         )

@@ -57,12 +57,15 @@ class TextTrack:
     @property
     def ready(self) -> bool:
         """Whether the next step has something to read. A sequence that is not ready is blocked."""
-        return self.closed or bool(self._ids)
+        return self.known(1)
 
-    @property
-    def first(self) -> int:
-        """What `take` will give; padding while that is not there yet."""
-        return self._ids[0] if self._ids else self._pad_id
+    def known(self, count: int) -> bool:
+        """Whether the next `count` steps have something to read."""
+        return self.closed or len(self._ids) >= count
+
+    def peek(self, place: int) -> int:
+        """What `take` will give after `place` others; padding while that is not there yet."""
+        return self._ids[place] if place < len(self._ids) else self._pad_id
 
     def take(self) -> int:
         if self._ids:
@@ -283,10 +286,15 @@ class TalkerStage(StageModel):
         codes, embedding = self.talker.frame(hidden, ids, lambda logits, group: pick(logits, draw, stream=group))
         return codes, embedding + self.talker.text(numbers[:, 0])
 
-    def numbers(self, sequence: Sequence) -> tuple[int, ...]:
+    def numbers(self, sequence: Sequence, *, ahead: int) -> tuple[int, ...]:
         state: TalkerState = sequence.state
-        state.late = not state.track.ready
-        return (state.track.first,)
+        if not ahead:
+            state.late = not state.track.ready
+        return (state.track.peek(ahead),)
+
+    def foresees(self, sequence: Sequence) -> bool:
+        state: TalkerState = sequence.state
+        return not state.late and state.track.known(2)
 
     def heard(self, sequence: Sequence, values: np.ndarray) -> np.ndarray:
         """int64 [16]. A sequence whose budget ends with this frame gets it too: N frames are N calls."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_stage import GREEDY, STOP, Request, TinyStage, make_runner, prompt
+from tiny_stage import GREEDY, STOP, Request, TinyStage, make_runner, prompt, run
 
 from aura_omni.engine.engine import Engine
 from aura_omni.errors import Unavailable
@@ -45,6 +45,79 @@ def test_a_step_never_waits_and_the_next_one_is_launched_when_it_has_arrived(lan
     assert not runner.flying
     assert not runner.busy
     assert not runner.step()
+
+
+def land_one(lane: SlowLane) -> None:
+    lane.under_way.pop(0).there = True
+
+
+def test_decoding_goes_one_step_ahead_of_what_has_arrived(lane: SlowLane) -> None:
+    runner = make_runner(TinyStage(), lane=lane)
+    request = Request(prompt(9), replace(GREEDY, max_tokens=5))
+    want = expected(request)[:5]
+    runner.add(request.sequence)
+    under_way, heard = [], []
+    while runner.busy:
+        runner.step()
+        runner.check_integrity()
+        under_way.append(len(lane.under_way))
+        heard.append(len(request.heard))
+        if lane.under_way:
+            land_one(lane)
+    # The prompt; then two steps are under way until the last id is being drawn.
+    assert under_way == [1, 2, 2, 2, 1, 0]
+    assert heard == [0, 1, 2, 3, 4, 5]
+    assert request.heard == want
+
+
+def test_what_was_drawn_ahead_for_a_sequence_that_has_ended_is_dropped(lane: SlowLane) -> None:
+    free = Request(prompt(9))
+    run(make_runner(TinyStage()), free)
+    stop = free.heard[3]
+    runner = make_runner(TinyStage(), lane=lane)
+    ending, other = Request(prompt(9), replace(GREEDY, stop_token_ids=(stop,))), Request(prompt(9, seed=1))
+    want = expected(other)
+    for request in (ending, other):
+        runner.add(request.sequence)
+    while not ending.ends:
+        runner.step()
+        if lane.under_way:
+            land_one(lane)
+    assert runner.flying  # and it is among those that are drawn for
+    assert ending.reason == "stop"
+    assert ending.heard == free.heard[: free.heard.index(stop)]
+    while runner.busy:
+        lane.arrive()
+        runner.step()
+        runner.check_integrity()
+    assert ending.sequence.outputs == [*ending.heard, stop]
+    assert other.heard == want
+    assert runner.counters.pages_used == 0
+
+
+def test_nobody_decodes_ahead_while_someone_waits_for_a_free_seat(lane: SlowLane) -> None:
+    runner = make_runner(TinyStage(), lane=lane, max_num_seqs=2)
+    first, second, third = (Request(prompt(9, seed=seed)) for seed in range(3))
+    runner.add(first.sequence)
+    runner.step()
+    lane.arrive()
+    runner.step()
+    assert len(lane.under_way) == 2
+    runner.add(second.sequence)
+    land_one(lane)
+    runner.step()
+    assert len(lane.under_way) == 1  # no third one: the newcomer is next
+    lane.arrive()
+    runner.step()
+    lane.arrive()
+    runner.step()
+    assert len(second.heard) == 1
+    runner.add(third.sequence)  # all seats are taken: it has to wait anyway
+    lane.arrive()
+    runner.step()
+    lane.arrive()
+    runner.step()
+    assert len(lane.under_way) == 2
 
 
 def test_decode_rows_are_heard_before_the_prompts_of_their_step_are_through(lane: SlowLane) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from tiny_stage import GREEDY, STOP, VOCABULARY, Request, TinyStage, make_runner, prompt, run
 
+from aura_omni.engine.seats import Seats
 from aura_omni.engine.sequence import MediaSpan, Sequence
 from aura_omni.errors import BadRequest, EngineError, Overloaded, PromptTooLong, Unavailable
 from aura_omni.flow import Sampling
@@ -470,6 +471,25 @@ def test_an_id_is_completed_from_the_row_it_was_drawn_from_and_heard_unless_it_e
     two = Request(prompt(9, seed=2), replace(GREEDY, max_tokens=1))
     run(make_runner(Watched()), one, stopping, two)
     assert heard == [one.sequence, two.sequence, one.sequence]
+
+
+def test_a_seat_that_cannot_be_filled_ends_only_the_request_it_was_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    fill = Seats.fill
+
+    def stumbling(seats: Seats, seat: int, sampling: Sampling, **rest: Any) -> None:
+        if sampling.seed == 13:
+            raise RuntimeError("no memory")
+        fill(seats, seat, sampling, **rest)
+
+    monkeypatch.setattr(Seats, "fill", stumbling)
+    bad, good, ended = Request(prompt(9), replace(GREEDY, seed=13)), Request(prompt(9)), Request(prompt(9, seed=1))
+    runner = make_runner(TinyStage())
+    bad.sequence.on_end = lambda *_: runner.abort(ended.sequence)
+    want = expected(good)
+    run(runner, bad, good, ended)
+    assert bad.sequence.finished == "error"
+    assert ended.reason == "cancelled"
+    assert good.heard == want
 
 
 def test_a_seat_keeps_nothing_of_its_former_owner() -> None:

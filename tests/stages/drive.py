@@ -58,7 +58,7 @@ def completed(stage: Any, sequences: Seq[Sequence], hidden: Tensor, ids: Tensor)
     draw = Draw.of(
         [s.inner for s in sequences], [s.seed for s in sequences], [s.generated for s in sequences], hidden.device
     )
-    numbers = torch.tensor([stage.numbers(s) for s in sequences], dtype=torch.int64)
+    numbers = torch.tensor([stage.numbers(s, ahead=0) for s in sequences], dtype=torch.int64)
     values, _ = stage.complete(hidden, ids, draw, numbers)
     return values.numpy()
 
