@@ -126,10 +126,11 @@ class VocoderRunner:
         self.decoder = decoder
         self.max_num_seqs, self.max_waiting = max_num_seqs, max_waiting
         self.max_step_frames, self.max_references = max_step_frames, max_references
-        # The last slot is where references are decoded, and what steps are padded with.
-        self._state = decoder.new_state(max_num_seqs + 1)
-        self._device = self._state.rows.device
+        self._device = next(decoder.parameters()).device
         self._lane = lane or Lane(self._device)
+        with self._lane.active():
+            # The last slot is where references are decoded, and what steps are padded with.
+            self._state = decoder.new_state(max_num_seqs + 1)
         self._flight: _Flight | None = None
         self._free = list(range(max_num_seqs - 1, -1, -1))
         self._streams: dict[Stream, None] = {}  # all open ones, in the order they came
