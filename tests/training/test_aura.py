@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from random import Random
 
@@ -17,14 +18,14 @@ from aura_omni.stages.aura import AuraStage
 from tests.aura_tiny import PlainKV, forward, sequence_of
 from training.aura import draw, speed, train, vocabulary
 from training.aura.data import Maker, Plan, Room
-from training.aura.dialogue import live
+from training.aura.dialogue import live, look
 from training.aura.draw import Painter
 from training.aura.export import export
-from training.aura.looks import Album
-from training.aura.model import POSITIONS, SMOKE, Feeder, control_ids, network, outcome
+from training.aura.looks import Album, Look
+from training.aura.model import IGNORED, POSITIONS, SMOKE, Feeder, control_ids, network, outcome
 from training.aura.probe import Case, CaseMaker, positions_read
 from training.aura.questions import View, count, named
-from training.aura.world import BIG, COLOURS, SHAPES, Scene, Start, held_out
+from training.aura.world import BIG, COLOURS, NAMELESS, RGB, SHAPES, Scene, Start, held_out
 
 CPU = torch.device("cpu")
 PHOTOS = np.random.default_rng(0).integers(0, 255, (2, 144, 256, 3), dtype=np.uint8)
@@ -121,6 +122,26 @@ def test_training_never_shows_or_names_a_held_out_pair() -> None:
             assert not any(f"{COLOURS[c]} {SHAPES[s]}" in said for c in range(9) for s in range(8) if held_out(c, s)), (
                 said
             )
+
+
+def test_of_a_thing_without_a_named_colour_only_the_shape_is_asked_and_taught(words: Path) -> None:
+    asked = 0
+    for seed in range(40):
+        random = Random(seed)
+        scene = Scene(random, 144, 256, nameless=Look.choose(random, ALBUM).nameless())
+        for done in look(random, scene, frames=2, still=False, card=None, rounds=6).rounds:
+            asked += done.kind == "answer"
+            assert done.kind == "outside" or not set(str(done.answer).rstrip(".").split()) & set(COLOURS), done
+        assert all(math.dist(thing.tint, named) > 0.1 for thing in scene.things for named in RGB)
+    assert asked > 100
+    maker = Maker(words, ALBUM, seed=3, lesson=True)
+    while True:
+        batch = maker.batch(Plan(256, 144, chunks=2), rows=1)
+        if (batch.spec.slots[:, 2, draw.COLOUR] == NAMELESS).all():
+            break
+    pictures = Feeder(Painter(PHOTOS, CPU)).inputs(batch).pictures
+    assert pictures is not None
+    assert (pictures.cells[3][pictures.cells[2] > 0] == IGNORED).all()
 
 
 def test_each_shape_is_held_out_in_exactly_one_colour() -> None:

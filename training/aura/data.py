@@ -30,6 +30,9 @@ SIZES = (
     ((256, 144), 8), ((320, 180), 2), ((256, 192), 2), ((320, 240), 2.5), ((192, 256), 1), ((384, 216), 1), ((640, 360), 1),
     ((640, 480), 0.7),
 )  # fmt: skip
+# Of the conversations of a lesson, in colours that nobody names. Without them the tower learns which pairs there are: of those never
+# shown, it named the shape of every fourth cell.
+NAMELESS = 0.2
 MISFITS = 3  # conversations that a batch has no room for, before it is full
 KINDS = ("silent", "answer", "outside", "ack", "alert")
 
@@ -142,12 +145,16 @@ def writer_of(words: Path) -> PromptWriter:
 
 class Maker:
     def __init__(
-        self, words: Path, album: Album, *, seed: int, unseen: bool = False, slips: float = 0.02, lesson: bool = False
+        self,
+        words: Path,
+        album: Album,
+        *,
+        seed: int,
+        unseen: float | None = 0.0,
+        slips: float = 0.02,
+        lesson: bool = False,
     ) -> None:
-        """words: the folder of the tokenizer. unseen: show the pairs of colour and shape that training never shows.
-
-        lesson: see Scene.
-        """
+        """words: the folder of the tokenizer. unseen, lesson: see Scene."""
         self.random = Random(seed)
         self._writer, self._album = writer_of(words), album
         self._tokenizer = TextTokenizer.load(Checkpoint.find(str(words)))
@@ -178,14 +185,17 @@ class Maker:
         random = self.random
         look = Look.choose(random, self._album)
         scene = Scene(random, plan.height, plan.width, self._unseen, look.banned, self._slips, self._lesson)
-        if plan.chunks is not None:
-            return dialogue.live(random, scene, chunks=plan.chunks, ask=random.choice((0.15, 0.35, 0.6))), look
-        if random.random() < 0.1 and not plan.toy:
-            return dialogue.talk(random, scene, rounds=plan.rounds), None
         if plan.toy:
             return dialogue.toy(random, scene, rounds=plan.rounds), look
+        if self._lesson and random.random() < NAMELESS:
+            scene.nameless = look.nameless()
+        if plan.chunks is not None:
+            watch, ask = (0.0, 0.0) if scene.nameless else (0.75, random.choice((0.15, 0.35, 0.6)))
+            return dialogue.live(random, scene, chunks=plan.chunks, ask=ask, watch=watch), look
+        if random.random() < 0.1:
+            return dialogue.talk(random, scene, rounds=plan.rounds), None
         card = None
-        if random.random() < 0.12 and plan.frames <= 2:
+        if random.random() < 0.12 and plan.frames <= 2 and not scene.nameless:
             card = random.choice([colour for colour in range(9) if colour not in look.banned])
             scene.banned |= {card}
         made = dialogue.look(random, scene, frames=plan.frames, still=plan.still, card=card, rounds=plan.rounds)

@@ -236,6 +236,7 @@ class Feeder:
 
         thing = (owner >= 0) & (read(draw.SHAPE) <= CARD)
         shape, colour = ((read(column) + 1) * thing for column in (draw.SHAPE, draw.COLOUR))
+        colour = colour.masked_fill(colour > len(COLOURS), IGNORED)
         motion = read(draw.MOTION) * thing
         named = (owner >= 0) & (read(draw.SHAPE) < CARD)
 

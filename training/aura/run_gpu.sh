@@ -22,7 +22,7 @@ if [ "${SPEED:-0}" -gt 0 ]; then
 fi
 python3 -m training.aura.train "$out" --words "$DATA/words" --photos "$DATA/photos.npz" --checkpoint "$checkpoint" \
   --time-s "${TIME_S:-300}" --rows "${ROWS:-20480}" --rate "${RATE:-1.5e-3}" --workers "$workers" --save-every-s "${SAVE_S:-60}" \
-  --steps "${STEPS:-1000000}" ${RESUME:+--resume "$RESUME"} ${EXACT:+--exact "$EXACT"} ${COMPILE:+--compile} \
+  --steps "${STEPS:-1000000}" ${RESUME:+--resume "$RESUME"} ${EXACT:+--exact "$EXACT"} ${COMPILE:+--compile} ${ALL_PAIRS:+--all-pairs} \
   ${NEW_POSITIONS:+--new-positions} 2>&1 | tee "$out/console.txt"
 if [ "${LOOKS:-0}" -gt 0 ]; then
   timeout "${SERVE_S:-60}" python3 -m training.aura.serve "$checkpoint" --photos "$DATA/photos.npz" --looks "$LOOKS" \

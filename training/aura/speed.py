@@ -149,7 +149,7 @@ def main(words: list[str] | None = None, *, sizes: Sizes = NANO) -> None:
         print(kernels("step", lambda: trainer.step(inputs, 0.5), arguments.kernels), flush=True)
     if arguments.run_s:
         progress = Value(c_double, 0.5)
-        data = Batches(arguments.words, album, seed=1, room=room, progress=progress, toy=False)
+        data = Batches(arguments.words, album, seed=1, room=room, progress=progress)
         ahead_of = 4 if arguments.workers else None
         loader = DataLoader(data, batch_size=None, num_workers=arguments.workers, prefetch_factor=ahead_of)
         steps, start_s = 0, 0.0

@@ -30,7 +30,7 @@ from training.aura import photos, vocabulary
 from training.aura.ahead import ahead
 from training.aura.data import Batch, Maker, Plan, Room
 from training.aura.draw import Painter
-from training.aura.evaluate import evaluate
+from training.aura.evaluate import PLANS, TITLES, evaluate
 from training.aura.export import export
 from training.aura.looks import Album
 from training.aura.model import SMOKE, Feeder, Inputs, Tutor, network, outcome, smooth_positions
@@ -44,6 +44,7 @@ AVERAGE = 0.998  # of the weights, per step
 SHOWN = (
     "all answers", "silence decision", "silent at an event", "alert in the right chunk", "topic where", "topic at", "topic colour",
     "topic shape", "topic describe", "topic relation", "topic count", "topic changed", "topic size", "topic motion",
+    "never shown: all answers", "never shown: topic shape",
 )  # fmt: skip
 TOY = Plan(160, 96, rounds=3, toy=True)
 Losses = dict[str, Tensor]
@@ -53,16 +54,23 @@ class Batches(IterableDataset[Batch]):
     """Endless. progress is shared with the training, so that conversations grow longer as it goes on."""
 
     def __init__(
-        self, words: Path, album: Album, *, seed: int, room: Room, progress: Synchronized[float], toy: bool
+        self,
+        words: Path,
+        album: Album,
+        *,
+        seed: int,
+        room: Room,
+        progress: Synchronized[float],
+        unseen: float | None = 0.0,
+        toy: bool = False,
     ) -> None:
         self._words, self._album, self._seed, self._room, self._progress = words, album, seed, room, progress
-        self._toy = toy
+        self._unseen, self._toy = unseen, toy
 
     def __iter__(self) -> Iterator[Batch]:
         worker = get_worker_info()
-        maker = Maker(
-            self._words, self._album, seed=self._seed * 1000 + (0 if worker is None else worker.id), lesson=True
-        )
+        seed = self._seed * 1000 + (0 if worker is None else worker.id)
+        maker = Maker(self._words, self._album, seed=seed, unseen=self._unseen, lesson=True)
         while True:
             if self._toy:
                 yield maker.batch(TOY, rows=self._room.rows)
@@ -211,6 +219,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--save-every-s", type=float, default=60.0)
+    parser.add_argument("--all-pairs", action="store_true", help="shows the pairs that are held out, too")
     parser.add_argument("--compile", action="store_true", help="fuses the small kernels of a step")
     parser.add_argument("--smoke", action="store_true")
     train(parser.parse_args(words))
@@ -240,12 +249,20 @@ def train(arguments: argparse.Namespace) -> None:
     progress = Value(c_double, 0.3 if arguments.resume else 0.0)
     seed = arguments.seed + 7919 * trainer.steps
     room = Room.of(arguments.rows)
-    data = Batches(words, album, seed=seed, room=room, progress=progress, toy=arguments.smoke)
+    data = Batches(
+        words,
+        album,
+        seed=seed,
+        room=room,
+        progress=progress,
+        unseen=None if arguments.all_pairs else 0.0,
+        toy=arguments.smoke,
+    )
     loader = DataLoader(
         data, batch_size=None, num_workers=arguments.workers, prefetch_factor=4 if arguments.workers else None
     )
     feeder = Feeder(Painter(pictures, device))
-    held_out = Maker(words, unseen[1], seed=99, unseen=True, slips=0.0)
+    held_out, never_shown = (Maker(words, unseen[1], seed=99, unseen=share, slips=0.0) for share in TITLES.values())
     held_feeder = Feeder(Painter(unseen[0], device))
     start, saved = time.monotonic(), 0.0  # the time for workers to start is part of the run
     print(f"{sum(p.numel() for p in trainer.made.parameters()):,} parameters on {device}", flush=True)
@@ -260,17 +277,13 @@ def train(arguments: argparse.Namespace) -> None:
     def check(elapsed_s: float, batches: int) -> None:
         trainer.save(out)
         export(trainer.average, words, checkpoint, sizes=sizes)
-        plans = {"plans": (TOY,)} if arguments.smoke else {}
-        tally = evaluate(
-            trainer.average,
-            held_feeder,
-            held_out,
-            silent_id=held_out.silent_id,
-            rows=arguments.rows // 2,
-            batches=batches,
-            **plans,
-        )
-        report(elapsed_s, tally.shares())
+        plans = (TOY,) if arguments.smoke else PLANS
+        rows = arguments.rows // 2
+        shares = evaluate(trainer.average, held_feeder, held_out, rows=rows, batches=batches, plans=plans).shares()
+        others = evaluate(
+            trainer.average, held_feeder, never_shown, rows=rows, batches=batches, plans=plans[:1]
+        ).shares()
+        report(elapsed_s, shares | {f"never shown: {name}": share for name, share in others.items()})
 
     for inputs in ahead(loader, feeder, None if arguments.smoke else room, trainer.quiet):
         elapsed_s = time.monotonic() - start
