@@ -33,6 +33,8 @@ SIZES = (
 # Of the conversations of a lesson, in colours that nobody names. Without them the tower learns which pairs there are: of those never
 # shown, it named the shape of every fourth cell.
 NAMELESS = 0.2
+SMALLEST, LARGEST = 128, 1280  # patches of a picture of the cameras above
+LONGEST = 3072  # rows of a conversation in a batch that is filled up
 MISFITS = 3  # conversations that a batch has no room for, before it is full
 KINDS = ("silent", "answer", "outside", "ack", "alert")
 
@@ -69,11 +71,11 @@ class Room:
 
     @property
     def conversations(self) -> int:
-        return self.rows // 48
+        return self.rows // 96
 
     @property
     def pictures(self) -> int:
-        return self.patches // 60
+        return self.patches // SMALLEST + 1
 
 
 @dataclass(frozen=True, slots=True)

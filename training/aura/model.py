@@ -19,7 +19,7 @@ from aura_omni.models.qwen3_vl import Qwen3VL, VisionBlock, VisionTower, VLConfi
 from aura_omni.models.vision_input import PixelRules
 from aura_omni.nano.published import AURA_TOKENS, CONTROL_TOKENS, NANO, PLAIN_ADDED_TOKENS, Sizes, Text, aura_files
 from training.aura import draw
-from training.aura.data import Batch, Room
+from training.aura.data import LARGEST, LONGEST, Batch, Room
 from training.aura.draw import Painter
 from training.aura.packed import PackedKV, Pieces
 from training.aura.vocabulary import PIECES, ROWS
@@ -29,7 +29,6 @@ NOTHING_WEIGHT = 0.15  # of a cell without anything in it, in the tower's own lo
 # Root mean square of the learned positions; that of an embedded patch is 0.6 untrained and 2 trained.
 # At 0.02 a first run never learnt to say where.
 POSITIONS = 1.0
-LONGEST = 4096  # rows of a conversation, or patches of a picture, in a batch that is filled up
 IGNORED = -100  # a cell of no picture
 WAVES = 4  # half waves over the picture that positions start from
 
@@ -180,18 +179,18 @@ class Feeder:
             return draw.moved(_filled(array, length, filling), self.device)
 
         return Inputs(
-            moved(batch.tokens, rows), moved(batch.positions, rows), self._pieces(batch.starts, rows, None if room is None else room.conversations),
+            moved(batch.tokens, rows), moved(batch.positions, rows), self._pieces(batch.starts, rows, None if room is None else room.conversations, LONGEST),
             moved(said, count, 1), moved(batch.weights[said], count), moved(batch.decisions[said].astype(np.int64), count),
             self._pictures(batch, room),
         )  # fmt: skip
 
-    def _pieces(self, starts: np.ndarray, rows: int, count: int | None) -> Pieces:
-        """Pieces that cover all rows, `count` of them if given, so that what fills a batch up has some of its own."""
+    def _pieces(self, starts: np.ndarray, rows: int, count: int | None, longest: int) -> Pieces:
+        """Pieces that cover all rows; with a count so many of them, and more for what fills a batch up."""
         if count is None:
             return Pieces(draw.moved(starts, self.device), int(np.diff(starts).max()))
-        filling = np.arange(starts[-1] + LONGEST, rows + LONGEST, LONGEST)
+        filling = np.arange(starts[-1] + longest, rows + longest, longest)
         starts = np.concatenate((starts, np.minimum(filling, rows))).astype(np.int32)
-        return Pieces(draw.moved(_filled(starts, count + rows // LONGEST + 3, rows), self.device), LONGEST)
+        return Pieces(draw.moved(_filled(starts, count + rows // longest + 2, rows), self.device), longest)
 
     def _pictures(self, batch: Batch, room: Room | None) -> Pictures | None:
         if room is None and not batch.sights:
@@ -222,7 +221,7 @@ class Feeder:
         pads = np.concatenate([np.zeros(0, np.int64), *(sight.pads for sight in batch.sights)])
         return Pictures(
             torch.cat(patches), *(torch.cat(parts) for parts in tables),
-            self._pieces(np.cumsum(lengths, dtype=np.int32), total, None if room is None else room.pictures),
+            self._pieces(np.cumsum(lengths, dtype=np.int32), total, None if room is None else room.pictures, LARGEST),
             draw.moved(_filled(pads, total // 4, len(batch.tokens) if room is None else room.rows - 1), device),
             torch.cat(cells, dim=1),
         )  # fmt: skip
