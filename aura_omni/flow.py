@@ -26,6 +26,8 @@ Role = Literal["system", "user", "assistant"]
 Reason = Literal["stop", "length", "silent", "cancelled", "error"]
 VoiceTask = Literal["Base", "CustomVoice", "VoiceDesign"]
 TurnPart = Literal["turn", "speech", "transcript"]
+TranscriptFormat = Literal["json", "text", "verbose_json"]
+TRANSCRIPT_FORMATS: tuple[TranscriptFormat, ...] = ("json", "text", "verbose_json")
 
 
 # ---------------------------------------------------------------- what goes in

@@ -1,4 +1,4 @@
-"""The stages joined for one Turn, and the server's only door to them.
+"""The stages joined for one Turn, and the only door to them, for the server and for programs (`asking`).
 
     pipeline = Pipeline.load(config)
     turn = pipeline.submit(request, sink)     # any thread; what can be refused is refused here, before the engine
@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any, get_args
 
+from aura_omni.asking import Asking
 from aura_omni.assembly import Stages, assemble
-from aura_omni.config import Config
+from aura_omni.config import Config, Options, load_here
 from aura_omni.engine.engine import Engine
 from aura_omni.errors import BadRequest, ConfigError, PromptTooLong, Unavailable
 from aura_omni.flow import (
@@ -40,7 +41,7 @@ from aura_omni.stages.voices import Speaking
 from aura_omni.turn import Listening, Plan, Sink, Turn, text_of, with_transcripts
 
 
-class Pipeline:
+class Pipeline(Asking):
     def __init__(self, config: Config, stages: Stages) -> None:
         """stages: loaded, one for each of config.stages. The engine is not started yet."""
         self.config = config
@@ -55,8 +56,13 @@ class Pipeline:
         }
 
     @classmethod
-    def load(cls, config: Config) -> Pipeline:
-        """Load every stage's checkpoint, refuse what does not fit, start the engine. Takes as long as reading the weights."""
+    def load(cls, config: Config | str) -> Pipeline:
+        """Load every stage's checkpoint, refuse what does not fit, start the engine. Takes as long as reading the weights.
+
+        config: as `config.load` returns it, or the name of a deploy file, packaged ("nano.yaml") or a path.
+        """
+        if isinstance(config, str):
+            config = load_here(Options(deploy_config=config))
         pipeline = cls(config, assemble(config))
         pipeline.check_defaults()
         pipeline.engine.start()

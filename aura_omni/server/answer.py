@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from aura_omni.errors import AuraError, ModelNotFound
 from aura_omni.flow import Ended, Event, TurnRequest
-from aura_omni.server.completion import Heard, failure
+from aura_omni.heard import Heard, failure
 from aura_omni.server.turns import Pipeline, opened, unless_gone
 
 EVENT_STREAM: Mapping[str, str] = {

@@ -14,8 +14,9 @@ from starlette.types import Send
 from aura_omni.errors import AuraError, BadRequest, Unavailable, UnsupportedOption
 from aura_omni.flow import StageName, TurnRequest
 from aura_omni.media.budget import Budget
+from aura_omni.media.formats import STREAMED_FORMATS, audio_format_of
 from aura_omni.server.answer import EVENT_STREAM, WhileConnected, send_whole, served_model, stream_turn, whole_turn
-from aura_omni.server.completion import STREAMED_FORMATS, Wanted, audio_format_of, completion
+from aura_omni.server.completion import Wanted, completion
 from aura_omni.server.errors import error_line, log_failure
 from aura_omni.server.parts import MediaReader
 from aura_omni.server.sampling import stage_sampling

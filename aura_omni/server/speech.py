@@ -36,8 +36,8 @@ from aura_omni.flow import (
 )
 from aura_omni.media.audio import AudioFormat, encode, pcm16, wav_header
 from aura_omni.media.budget import Budget
+from aura_omni.media.formats import STREAMED_FORMATS, audio_format_of
 from aura_omni.server.answer import EVENT_STREAM, WhileConnected, send_whole, served_model, stream_turn, whole_turn
-from aura_omni.server.completion import STREAMED_FORMATS, audio_format_of
 from aura_omni.server.errors import error_event, log_failure
 from aura_omni.server.parts import MediaReader
 from aura_omni.server.schemas import SpeechRequest, documented, read_body

@@ -26,8 +26,9 @@ from aura_omni.flow import (
     TextDelta,
     Transcript,
 )
+from aura_omni.heard import finish_reason
 from aura_omni.media.audio import pcm16, wav_header
-from aura_omni.server.completion import AUDIO_KEPT_S, Wanted, audio_metadata, finish_reason, usage
+from aura_omni.server.completion import AUDIO_KEPT_S, Wanted, audio_metadata, usage
 
 DONE = b"data: [DONE]\n\n"
 PIECE_SAMPLES = 6 * FRAME_SAMPLES  # 30 KiB as base64; whole frames are a multiple of three bytes, so without padding

@@ -14,22 +14,34 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.datastructures import FormData, UploadFile
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import Response
 from starlette.types import Send
 
 from aura_omni.errors import BadMedia, BadRequest, NotFound, TooLarge, Unavailable, UnsupportedOption
-from aura_omni.flow import Audio, Ended, Event, Message, StageName, Text, TurnRequest, Usage, Voice, checked_sampling
+from aura_omni.flow import (
+    TRANSCRIPT_FORMATS,
+    Audio,
+    Ended,
+    Event,
+    Message,
+    StageName,
+    Text,
+    TranscriptFormat,
+    TurnRequest,
+    Voice,
+    checked_sampling,
+)
+from aura_omni.heard import Heard, finish_reason
 from aura_omni.media.budget import Budget
 from aura_omni.server.answer import EVENT_STREAM, WhileConnected, send_whole, served_model, stream_turn, whole_turn
-from aura_omni.server.completion import Heard, finish_reason
 from aura_omni.server.errors import error_event, log_failure
 from aura_omni.server.parts import MediaReader
 from aura_omni.server.schemas import TranscriptionRequest, checked, documented
 from aura_omni.server.stream import PIECE_CHARACTERS
 from aura_omni.server.turns import Pipeline
 from aura_omni.server.voice import request_fields_named
+from aura_omni.transcript_file import transcript_usage, written
 
-_FORMATS = ("json", "text", "verbose_json")
 _TIMED = ("srt", "vtt", "diarized_json")
 _STREAMED = ("json", "text")
 _MOST_FIELDS = 100
@@ -62,8 +74,8 @@ def router(pipeline: Pipeline, media: MediaReader) -> APIRouter:
                     if failed is not None:
                         log_failure(request.scope, failed)
                     return
-                heard, ended = await whole_turn(pipeline, asked)
-            await send_whole(_response(heard, ended, sound, response_format), send)
+                heard, _ = await whole_turn(pipeline, asked)
+            await send_whole(_response(heard, sound.duration_s, response_format), send)
 
         return WhileConnected(work)
 
@@ -139,24 +151,24 @@ def _number(text: str, kind: type[float] | type[int]) -> Any:
         return text
 
 
-def _response_format(body: TranscriptionRequest) -> str:
+def _response_format(body: TranscriptionRequest) -> TranscriptFormat:
     name = (body.response_format or "json").lower()
+    known = ", ".join(TRANSCRIPT_FORMATS)
     if name in _TIMED:
         raise UnsupportedOption(
             f"response_format {name!r} is not served, for it needs times or speakers, which ASR does not give; "
-            f"use one of {', '.join(_FORMATS)}",
+            f"use one of {known}",
             param="response_format",
         )
-    if name not in _FORMATS:
-        raise BadRequest(
-            f"response_format is {name[:60]!r}; it must be one of {', '.join(_FORMATS)}", param="response_format"
-        )
-    if body.stream and name not in _STREAMED:
+    form = next((form for form in TRANSCRIPT_FORMATS if form == name), None)
+    if form is None:
+        raise BadRequest(f"response_format is {name[:60]!r}; it must be one of {known}", param="response_format")
+    if body.stream and form not in _STREAMED:
         raise UnsupportedOption(
             f"response_format {name!r} is not streamed; use {' or '.join(_STREAMED)}, or stream: false",
             param="response_format",
         )
-    return name
+    return form
 
 
 def turn_request(body: TranscriptionRequest, sound: Audio) -> TurnRequest:
@@ -174,29 +186,9 @@ def turn_request(body: TranscriptionRequest, sound: Audio) -> TurnRequest:
 # ---------------------------------------------------------------- answer
 
 
-def _response(heard: Heard, ended: Ended, sound: Audio, response_format: str) -> Response:
-    text = "".join(heard.texts)
-    if response_format == "text":
-        return PlainTextResponse(text)
-    body: dict[str, Any] = {"text": text}
-    if response_format == "verbose_json":
-        body = {
-            "task": "transcribe",
-            "language": (heard.language or "").lower(),
-            "duration": round(sound.duration_s, 3),
-            **body,
-        }
-    return JSONResponse({**body, "usage": _usage(ended.usage), "finish_reason": finish_reason(ended)})
-
-
-def _usage(used: Usage) -> dict[str, Any]:
-    return {
-        "type": "tokens",
-        "input_tokens": used.prompt_tokens,
-        "input_token_details": {"text_tokens": used.prompt_text_tokens, "audio_tokens": used.prompt_audio_tokens},
-        "output_tokens": used.text_tokens,
-        "total_tokens": used.prompt_tokens + used.text_tokens,
-    }
+def _response(heard: Heard, duration_s: float, form: TranscriptFormat) -> Response:
+    media_type = "text/plain; charset=utf-8" if form == "text" else "application/json"
+    return Response(written(heard, duration_s, form), headers={"content-type": media_type})
 
 
 @dataclass(slots=True)
@@ -213,7 +205,7 @@ class _Events:
                 yield _line({"type": "transcript.text.delta", "delta": text[start : start + PIECE_CHARACTERS]})
         if isinstance(event, Ended):
             whole = "".join(self._heard.texts)
-            usage, reason = _usage(event.usage), finish_reason(event)
+            usage, reason = transcript_usage(event.usage), finish_reason(event)
             yield _line({"type": "transcript.text.done", "text": whole, "usage": usage, "finish_reason": reason})
 
 
