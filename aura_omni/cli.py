@@ -22,6 +22,7 @@ from aura_omni.config.deploy_file import packaged_names
 from aura_omni.errors import AuraError, ConfigError, meant
 
 if TYPE_CHECKING:
+    from aura_omni.flow import Report
     from aura_omni.pipeline import Pipeline
 
 log = logging.getLogger("aura_omni")
@@ -149,6 +150,16 @@ def _serve_flags(serve: argparse.ArgumentParser) -> None:
         default=[],
         help=f"requests must send one of these; {API_KEY_VARIABLE} in the environment adds one",
     )
+    add(
+        "--allowed-origins",
+        metavar="ORIGIN",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="web pages that may call, as https://example.com or *; default: with an API key all, else this machine's",
+    )
+    add("--request-timeout", metavar="S", type=float, help="seconds of work on one request (default: 600)")
+    add("--custom-voice-dir", metavar="FOLDER", help="where uploaded voices are kept (default: none are taken)")
     add("--allowed-local-media-path", metavar="FOLDER", help="requests may name file:// media below it (default: none)")
     add(
         "--allowed-media-domains",
@@ -213,15 +224,17 @@ def _serve(arguments: argparse.Namespace) -> int:
     from aura_omni.media.fetch import MediaPolicy
     from aura_omni.server.app import ServerConfig, run
 
-    def load_pipeline() -> Pipeline:
+    def load_pipeline(report: Report) -> Pipeline:
         from aura_omni.pipeline import Pipeline  # torch: the port is open while it is read
 
-        return Pipeline.load(config)
+        return Pipeline.load(config, report)
 
     served = ServerConfig(
         host=config.host,
         port=config.port,
         api_keys=config.api_keys,
+        origins=config.allowed_origins,
+        timeout_s=config.request_timeout_s,
         max_body_bytes=config.media.max_body_bytes,
         media=MediaPolicy(**{item.name: getattr(config.media, item.name) for item in fields(MediaPolicy)}),
         media_limits=config.media.limits,

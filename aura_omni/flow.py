@@ -6,7 +6,7 @@ Events are deltas unless they say "whole". A Turn sends any number of events and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -294,3 +294,14 @@ class Ended:
 
 
 Event = Transcript | TextDelta | AudioChunk | Ended
+
+
+# ---------------------------------------------------------------- how far a start has come
+
+# ready: the stage has done one real inference
+StagePhase = Literal["waiting", "loading", "loaded", "ready", "failed"]
+Report = Callable[[StageName, StagePhase], None]
+
+
+def unreported(_: StageName, __: StagePhase) -> None:
+    """For a start that nobody watches."""

@@ -11,6 +11,7 @@ holds in the engine (pages, slots, states) is free before its Ended is sent.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import fields, replace
 from typing import Any, get_args
 
@@ -22,13 +23,17 @@ from aura_omni.flow import (
     VOICE_RATE,
     Audio,
     Message,
+    Report,
     Sampling,
     StageName,
+    StagePhase,
     Text,
     TurnPart,
     TurnRequest,
     Video,
     Voice,
+    VoiceTask,
+    unreported,
 )
 from aura_omni.media.audio import resample
 from aura_omni.stages.clips import has_energy
@@ -38,6 +43,7 @@ from aura_omni.stages.talker_prompt import LEAST_PREFILL
 from aura_omni.stages.transcript import language_name
 from aura_omni.stages.voices import Speaking
 from aura_omni.turn import Listening, Plan, Sink, Turn, text_of, with_transcripts
+from aura_omni.warm_up import warm_up
 
 
 class Pipeline:
@@ -55,11 +61,20 @@ class Pipeline:
         }
 
     @classmethod
-    def load(cls, config: Config) -> Pipeline:
-        """Load every stage's checkpoint, refuse what does not fit, start the engine. Takes as long as reading the weights."""
-        pipeline = cls(config, assemble(config))
+    def load(cls, config: Config, report: Report = unreported) -> Pipeline:
+        """Load every stage's checkpoint, refuse what does not fit, start the engine, have each stage do one inference.
+
+        Takes as long as reading the weights. report: told on this thread how far each stage has come.
+        """
+        for stage in config.stages:
+            report(stage.name, "waiting")
+        pipeline = cls(config, assemble(config, report))
         pipeline.check_defaults()
         pipeline.engine.start()
+        with ExitStack() as unless_ready:
+            unless_ready.callback(pipeline.close)
+            warm_up(pipeline.submit, stages=pipeline.stages, voice_task=pipeline.voice_task, report=report)
+            unless_ready.pop_all()
         return pipeline
 
     @property
@@ -69,6 +84,11 @@ class Pipeline:
     @property
     def reason(self) -> str:
         return "" if self.ready else f"the engine is not running: {self.engine.failure or 'it is stopped'}"
+
+    @property
+    def progress(self) -> Mapping[StageName, StagePhase]:
+        """How far each stage is; after `load` all are ready until the engine stops."""
+        return dict.fromkeys(self.stages, "ready" if self.ready else "failed")
 
     def close(self) -> None:
         """End every Turn and stop the engine. Idempotent."""
@@ -94,6 +114,11 @@ class Pipeline:
     def speakers(self) -> tuple[str, ...]:
         """Names of the voices that the Talker's checkpoint has; none for one that clones or designs them."""
         return () if self.parts.speech is None else tuple(self.parts.speech.talker.voices.speakers)
+
+    @property
+    def voice_task(self) -> VoiceTask | None:
+        """What the Talker's checkpoint can do; None: there is no Talker."""
+        return None if self.parts.speech is None else self.parts.speech.talker.voices.task
 
     def check_defaults(self) -> None:
         """Raises ConfigError for what would refuse every request: sampling of a deploy file, contexts that hold nothing."""

@@ -25,7 +25,8 @@ BELOW = {
     "nano": {"stages", "engine", "models"} | LEAVES,
     "assembly": {"nano", "stages", "engine", "models"} | LEAVES,  # loads what pipeline.py serves
     "turn": {"assembly", "stages", "engine"} | LEAVES,
-    "pipeline": {"turn", "assembly", "stages", "engine"} | LEAVES,
+    "warm_up": {"errors", "flow"},
+    "pipeline": {"turn", "warm_up", "assembly", "stages", "engine"} | LEAVES,
     "realtime": {"pipeline"} | LEAVES,
     "server": {"pipeline", "realtime"} | LEAVES,
     "doctor": LEAVES,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from aura_omni.errors import AuraError, ModelNotFound
 from aura_omni.flow import Ended, Event, TurnRequest
 from aura_omni.server.completion import Heard, failure
+from aura_omni.server.deadline import LAST_WORDS_S, deadline
+from aura_omni.server.errors import log_failure
 from aura_omni.server.turns import Pipeline, opened, unless_gone
 
 EVENT_STREAM: Mapping[str, str] = {
@@ -20,17 +23,32 @@ EVENT_STREAM: Mapping[str, str] = {
 
 
 class WhileConnected(Response):
-    """A response that is made while it is sent, and dropped the moment the client goes away."""
+    """A response that is made while it is sent, and dropped the moment the client goes away or its time is over."""
 
     def __init__(self, work: Callable[[Send], Awaitable[None]]) -> None:
         super().__init__()
         self._work = work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def work() -> None:
-            await self._work(send)
+        begun = False
 
-        await unless_gone(receive, work())
+        async def sending(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        async def work() -> None:
+            await self._work(sending)
+
+        limit = deadline()
+        try:
+            # A turn ends by itself at the limit; this is for media that take longer, and clients that do not read.
+            async with asyncio.timeout_at(limit.at_s + LAST_WORDS_S):
+                await unless_gone(receive, work())
+        except TimeoutError:
+            if not begun:
+                raise limit.passed() from None
+            log_failure(scope, limit.passed())  # the answer has no end, and the closed connection says so
 
 
 def served_model(given: str | None, pipeline: Pipeline) -> str:

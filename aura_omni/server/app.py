@@ -22,12 +22,24 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.responses import JSONResponse
 
 from aura_omni import __version__
-from aura_omni.config.config import DEFAULT_HOST, DEFAULT_MAX_BODY_BYTES, DEFAULT_PARTS, DEFAULT_PORT
+from aura_omni.config.config import (
+    DEFAULT_HOST,
+    DEFAULT_MAX_BODY_BYTES,
+    DEFAULT_PARTS,
+    DEFAULT_PORT,
+    DEFAULT_REQUEST_TIMEOUT_S,
+    LOCAL_ORIGINS,
+)
 from aura_omni.errors import ConfigError, ModelNotFound, Unavailable, shown
+from aura_omni.flow import Report
 from aura_omni.media.fetch import MediaPolicy
 from aura_omni.server import chat, errors, speech, transcriptions
+from aura_omni.server.cors import Cors
+from aura_omni.server.deadline import Deadlines
+from aura_omni.server.errors import error_response
 from aura_omni.server.loading import LoadingPipeline
 from aura_omni.server.middleware import ApiKeys, BodyLimit, Outermost
 from aura_omni.server.parts import MediaReader
@@ -43,6 +55,8 @@ class ServerConfig:
     api_keys         one of them must be sent as "Authorization: Bearer KEY"; none: the server is open
     max_body_bytes   limit of one request body; base64 makes media a third larger than media.max_bytes counts
     media            which URLs may be fetched and how large media may be
+    origins          web pages that may call, see cors.py
+    timeout_s        longest work on one request; a request may ask for less
     media_limits     most "audio", "image" and "video" parts in one request; a kind that is not named has no limit
     """
 
@@ -50,6 +64,8 @@ class ServerConfig:
     port: int = DEFAULT_PORT
     api_keys: tuple[str, ...] = ()
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
+    origins: tuple[str, ...] = LOCAL_ORIGINS
+    timeout_s: float = DEFAULT_REQUEST_TIMEOUT_S
     media: MediaPolicy = field(default_factory=MediaPolicy)
     media_limits: Mapping[str, int] = field(default_factory=lambda: dict(DEFAULT_PARTS))
 
@@ -65,9 +81,11 @@ def create_app(config: ServerConfig, pipeline: Pipeline) -> FastAPI:
     app = FastAPI(title="aura-omni", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     errors.install(app)
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
+    app.add_middleware(Deadlines, longest_s=config.timeout_s)
     if config.api_keys:
         app.add_middleware(ApiKeys, keys=config.api_keys)
-    app.add_middleware(Outermost)  # added last, so around the others
+    app.add_middleware(Outermost)
+    app.add_middleware(Cors, origins=config.origins)  # added last, so around the others
     media = MediaReader(config.media, config.media_limits)
     for part in (chat, speech, transcriptions):
         app.include_router(part.router(pipeline, media))
@@ -85,6 +103,23 @@ def _add_state(app: FastAPI, pipeline: Pipeline) -> None:
     def check_ready() -> None:
         if not pipeline.ready:
             raise Unavailable(pipeline.reason)
+
+    @app.head("/live", include_in_schema=False)
+    @app.get("/live")
+    async def live() -> dict[str, str]:
+        """The process runs, whatever its stages do."""
+        return {"status": "alive"}
+
+    @app.head("/ready", include_in_schema=False)
+    @app.get("/ready")
+    async def ready() -> JSONResponse:
+        """Every stage has done one real inference; until then a 503 that says how far each has come."""
+        stages = dict(pipeline.progress)
+        if pipeline.ready:
+            return JSONResponse({"status": "ready", "stages": stages})
+        answer = Unavailable(pipeline.reason)
+        more = {"status": "loading" if not stages or "failed" not in stages.values() else "failed", "stages": stages}
+        return error_response(answer, more)
 
     @app.head("/health", include_in_schema=False)
     @app.get("/health")
@@ -145,10 +180,10 @@ class _Server(uvicorn.Server):
         await asyncio.to_thread(self._pipeline.close)
 
 
-def run(config: ServerConfig, load: Callable[[], Pipeline], *, grace_s: float = GRACE_S) -> None:
+def run(config: ServerConfig, load: Callable[[Report], Pipeline], *, grace_s: float = GRACE_S) -> None:
     """Serve until SIGINT or SIGTERM, and return.
 
-    The port opens at once and answers 503 while load() runs in a thread; then one line with URL and names is printed.
+    The port opens at once and answers 503 while load(report) runs in a thread; then one line with URL and names is printed.
     After the signal answers may finish for grace_s; turns that take longer end as unavailable. Raises what load() raises, after the port is closed, and ConfigError when the port is taken.
     """
     with _listen(config.host, config.port) as listener:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -20,6 +20,7 @@ from aura_omni.errors import (
     MethodNotAllowed,
     NotFound,
     Overloaded,
+    TimedOut,
     Unauthorized,
     Unavailable,
     UnsupportedOption,
@@ -38,14 +39,17 @@ def error_body(error: AuraError) -> dict[str, Any]:
     return {"error": {"message": message, "type": error.type, "param": error.param, "code": error.code}}
 
 
-def error_response(error: AuraError) -> JSONResponse:
+def error_response(error: AuraError, more: Mapping[str, Any] | None = None) -> JSONResponse:
+    """more: fields beside `error`."""
     headers = {}
     for kind, seconds in _RETRY_AFTER_S.items():
         if isinstance(error, kind):
             headers["retry-after"] = str(seconds)
+    if isinstance(error, TimedOut):
+        headers["x-should-retry"] = "false"  # official clients would do all that work again
     if isinstance(error, Unauthorized):
         headers["www-authenticate"] = "Bearer"
-    return JSONResponse(error_body(error), status_code=error.status, headers=headers)
+    return JSONResponse({**error_body(error), **(more or {})}, status_code=error.status, headers=headers)
 
 
 def error_line(error: AuraError) -> bytes:

@@ -18,7 +18,7 @@ from aura_omni.server.errors import error_response, log_failure
 
 _LOG = logging.getLogger(__name__)
 _USABLE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-_OPEN_PATHS = frozenset({"/health"})
+_OPEN_PATHS = frozenset({"/health", "/live", "/ready"})
 
 
 class Outermost:
@@ -65,7 +65,7 @@ class Outermost:
 
 
 class ApiKeys:
-    """Refuses requests without one of the keys; /health and CORS preflights stay open."""
+    """Refuses requests without one of the keys; /health, /live, /ready and CORS preflights stay open."""
 
     def __init__(self, app: ASGIApp, *, keys: Sequence[str]) -> None:
         self.app = app

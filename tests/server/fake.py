@@ -22,12 +22,14 @@ from aura_omni.flow import (
     Ended,
     Event,
     StageName,
+    StagePhase,
     Text,
     TextDelta,
     Transcript,
     TurnRequest,
     Usage,
     Video,
+    VoiceTask,
 )
 from aura_omni.server.app import ServerConfig, create_app
 
@@ -92,6 +94,7 @@ class FakePipeline:
     served_names: tuple[str, ...] = ("AURA", "aurateam/AURA")
     stages: tuple[StageName, ...] = STAGES
     speakers: tuple[str, ...] = ("vivian", "ryan")
+    voice_task: VoiceTask | None = "CustomVoice"
 
     def __init__(self, script: Script = plain_answer) -> None:
         self.script = script
@@ -102,6 +105,10 @@ class FakePipeline:
         self.talker_calls = 0
         self.closed = False
         self._lock = threading.Lock()
+
+    @property
+    def progress(self) -> dict[StageName, StagePhase]:
+        return dict.fromkeys(self.stages, "ready" if self.ready else "failed")
 
     def submit(self, request: TurnRequest, sink: Callable[[Event], None]) -> FakeTurn:
         turn = FakeTurn()
