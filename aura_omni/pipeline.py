@@ -36,7 +36,7 @@ from aura_omni.flow import (
     unreported,
 )
 from aura_omni.media.audio import resample
-from aura_omni.stages.clips import has_energy
+from aura_omni.media.level import may_be_speech
 from aura_omni.stages.silent import speakable
 from aura_omni.stages.talker import TalkerStage
 from aura_omni.stages.talker_prompt import LEAST_PREFILL
@@ -248,7 +248,7 @@ class _Planner:
         clips = [part for message in request.messages for part in message.parts if isinstance(part, Audio)]
         return tuple(
             tuple(listening(part) for part in asr.parts(clip, context=context, max_tokens=fixed))
-            if has_energy(clip.samples, clip.rate)
+            if may_be_speech(clip.samples, clip.rate)
             else ()
             for clip in clips
         )
