@@ -235,6 +235,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         api_keys=config.api_keys,
         origins=config.allowed_origins,
         timeout_s=config.request_timeout_s,
+        voices_dir=config.voices_dir,
         max_body_bytes=config.media.max_body_bytes,
         media=MediaPolicy(**{item.name: getattr(config.media, item.name) for item in fields(MediaPolicy)}),
         media_limits=config.media.limits,

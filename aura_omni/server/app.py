@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -36,7 +37,7 @@ from aura_omni.config.config import (
 from aura_omni.errors import ConfigError, ModelNotFound, Unavailable, shown
 from aura_omni.flow import Report
 from aura_omni.media.fetch import MediaPolicy
-from aura_omni.server import chat, errors, speech, transcriptions
+from aura_omni.server import chat, errors, speech, transcriptions, voices
 from aura_omni.server.cors import Cors
 from aura_omni.server.deadline import Deadlines
 from aura_omni.server.errors import error_response
@@ -44,6 +45,8 @@ from aura_omni.server.loading import LoadingPipeline
 from aura_omni.server.middleware import ApiKeys, BodyLimit, Outermost
 from aura_omni.server.parts import MediaReader
 from aura_omni.server.turns import Pipeline
+from aura_omni.server.voice_store import VoiceStore
+from aura_omni.server.voices import Voiced
 
 GRACE_S = 5.0  # how long answers in flight may finish after the signal to stop
 _LAST_WORD_S = 2.0  # for telling the clients of the others, after the pipeline has ended their turns
@@ -54,6 +57,7 @@ class ServerConfig:
     """host, port    where to listen; port 0 takes any free one
     api_keys         one of them must be sent as "Authorization: Bearer KEY"; none: the server is open
     max_body_bytes   limit of one request body; base64 makes media a third larger than media.max_bytes counts
+    voices_dir       where uploaded voices are kept; None: none are taken
     media            which URLs may be fetched and how large media may be
     origins          web pages that may call, see cors.py
     timeout_s        longest work on one request; a request may ask for less
@@ -66,18 +70,22 @@ class ServerConfig:
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     origins: tuple[str, ...] = LOCAL_ORIGINS
     timeout_s: float = DEFAULT_REQUEST_TIMEOUT_S
+    voices_dir: Path | None = None
     media: MediaPolicy = field(default_factory=MediaPolicy)
     media_limits: Mapping[str, int] = field(default_factory=lambda: dict(DEFAULT_PARTS))
 
 
 def create_app(config: ServerConfig, pipeline: Pipeline) -> FastAPI:
-    """The application. It owns the pipeline: when it stops, it closes it."""
+    """The application. It owns the pipeline: when it stops, it closes it. Raises ConfigError for a voices_dir of no use."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         await asyncio.to_thread(pipeline.close)
 
+    store = None if config.voices_dir is None else VoiceStore(config.voices_dir)
+    if store is not None:
+        pipeline = Voiced(pipeline, store)
     app = FastAPI(title="aura-omni", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     errors.install(app)
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
@@ -89,6 +97,7 @@ def create_app(config: ServerConfig, pipeline: Pipeline) -> FastAPI:
     media = MediaReader(config.media, config.media_limits)
     for part in (chat, speech, transcriptions):
         app.include_router(part.router(pipeline, media))
+    app.include_router(voices.router(pipeline, store))
     _add_state(app, pipeline)
     return app
 

@@ -64,6 +64,7 @@ class Body(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore")
     not_served: ClassVar[frozenset[str]] = frozenset()
+    form_values: ClassVar[Mapping[str, type]] = {}  # of fields that a form sends as text and that are something else
 
     @model_validator(mode="before")
     @classmethod
@@ -309,11 +310,24 @@ class TranscriptionRequest(Body):
     temperature: Number = None
     seed: Integer = None
 
+    form_values = {"stream": bool, "temperature": float, "seed": int}
     not_served = frozenset({
         "chunking_strategy", "include", "timestamp_granularities", "known_speaker_names", "known_speaker_references",
         "to_language", "stream_include_usage", "stream_continuous_usage_stats", "max_completion_tokens", "top_p", "top_k",
         "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "vllm_xargs",
     })  # fmt: skip
+
+
+class VoiceUpload(Body):
+    """The fields beside the file of POST /v1/audio/voices."""
+
+    name: str
+    consent: str
+    ref_text: str | None = None
+    speaker_description: str | None = None
+    type: Literal["audio_sample"] | None = None
+
+    not_served = frozenset({"speaker_embedding", "prompt", "model", "script_hint", "x_vector_only_mode"})
 
 
 # ---------------------------------------------------------------- reading

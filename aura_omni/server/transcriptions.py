@@ -13,18 +13,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.datastructures import FormData, UploadFile
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import Send
 
-from aura_omni.errors import BadMedia, BadRequest, NotFound, TooLarge, Unavailable, UnsupportedOption
+from aura_omni.errors import BadRequest, NotFound, Unavailable, UnsupportedOption
 from aura_omni.flow import Audio, Ended, Event, Message, StageName, Text, TurnRequest, Usage, Voice, checked_sampling
 from aura_omni.media.budget import Budget
 from aura_omni.server.answer import EVENT_STREAM, WhileConnected, send_whole, served_model, stream_turn, whole_turn
 from aura_omni.server.completion import Heard, finish_reason
 from aura_omni.server.errors import error_event, log_failure
+from aura_omni.server.forms import read_form
 from aura_omni.server.parts import MediaReader
-from aura_omni.server.schemas import TranscriptionRequest, checked, documented
+from aura_omni.server.schemas import TranscriptionRequest, documented
 from aura_omni.server.stream import PIECE_CHARACTERS
 from aura_omni.server.turns import Pipeline
 from aura_omni.server.voice import request_fields_named
@@ -32,8 +32,6 @@ from aura_omni.server.voice import request_fields_named
 _FORMATS = ("json", "text", "verbose_json")
 _TIMED = ("srt", "vtt", "diarized_json")
 _STREAMED = ("json", "text")
-_MOST_FIELDS = 100
-_LONGEST_FIELD = 2**20  # bytes
 _TURN_FIELDS = {"messages": "prompt"}
 
 
@@ -46,7 +44,8 @@ def router(pipeline: Pipeline, media: MediaReader) -> APIRouter:
             raise Unavailable(pipeline.reason)
         if "asr" not in pipeline.stages:
             raise NotFound(f"this server does not listen; its stages are {', '.join(pipeline.stages)}")
-        body, file = await _read_form(request, longest=media.policy.max_bytes)
+        body, upload = await read_form(request, TranscriptionRequest, file="file", longest=media.policy.max_bytes)
+        file = await upload.read()
         served_model(body.model, pipeline)
         response_format = _response_format(body)
 
@@ -79,64 +78,6 @@ def router(pipeline: Pipeline, media: MediaReader) -> APIRouter:
 
 
 # ---------------------------------------------------------------- request
-
-
-async def _read_form(request: Request, *, longest: int) -> tuple[TranscriptionRequest, bytes]:
-    """The fields and the bytes of the file. Raises BadRequest naming the field, TooLarge for a file over `longest` bytes."""
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "multipart/form-data":
-        raise BadRequest("the body must be a form with a file; send the header 'Content-Type: multipart/form-data'")
-    async with request.form(max_files=1, max_fields=_MOST_FIELDS, max_part_size=_LONGEST_FIELD) as form:
-        body = checked(TranscriptionRequest, _fields(form))
-        file = form.get("file")
-        if not isinstance(file, UploadFile):
-            raise BadRequest("file is required: a recording, as a file of the form", param="file")
-        size = file.size or 0
-        if size > longest:
-            raise TooLarge(
-                f"the file has {size:,} bytes; this server takes {longest:,}. Send a shorter clip, or raise media.max_bytes "
-                "in the deploy file",
-                param="file",
-            )
-        if not size:
-            raise BadMedia("the file is empty; send a recording", param="file")
-        return body, await file.read()
-
-
-def _fields(form: FormData) -> dict[str, Any]:
-    """All but the file, by name, as what their texts stand for. Lists have names that end in []."""
-    fields: dict[str, Any] = {}
-    for name, value in form.multi_items():
-        if isinstance(value, UploadFile):
-            if name != "file":
-                raise BadRequest(f"the file is sent as {name[:60]!r}; its name must be 'file'", param="file")
-        elif name.endswith("[]"):
-            fields.setdefault(name[:-2], []).append(value)
-        elif name == "file":
-            continue  # refused by who needs a file
-        elif name in fields:
-            raise BadRequest(f"{name[:60]} is sent twice; send it once", param=name[:60])
-        else:
-            fields[name] = _meant(name, value)
-    return fields
-
-
-def _meant(name: str, text: str) -> Any:
-    if name == "stream" and text.strip().lower() in ("true", "1", "false", "0", ""):
-        return text.strip().lower() in ("true", "1")
-    if name == "temperature":
-        return _number(text, float)
-    if name == "seed":
-        return _number(text, int)
-    return text
-
-
-def _number(text: str, kind: type[float] | type[int]) -> Any:
-    """What is no number stays what it is, and is refused with its limits."""
-    try:
-        return kind(text) if text.strip() else None
-    except ValueError:
-        return text
 
 
 def _response_format(body: TranscriptionRequest) -> str:
