@@ -37,7 +37,8 @@ class MediaLimits:
 
     max_bytes: int = 100 * 2**20  # one medium as sent
     timeout_s: float = 20.0  # one fetch, redirects included
-    max_audio_s: float = 1_200.0
+    max_audio_s: float = 1_200.0  # of a message
+    max_recording_s: float = 14_400.0  # one file to transcribe, which is read piece by piece
     max_video_frames: int = 128  # after sampling
     max_pixels: int = 50_000_000  # one picture or video frame
 

@@ -1,6 +1,6 @@
 """Who may import whom, read from the source.
 
-server -> realtime, pipeline -> stages -> engine -> models -> torch; flow, errors, config and media are leaves.
+server -> realtime, pipeline -> stages -> engine -> models -> torch; flow, errors, config, media and spacing are leaves.
 """
 
 import ast
@@ -13,10 +13,11 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "aura_omni"
 
-LEAVES = {"errors", "flow", "config", "media"}
+LEAVES = {"errors", "flow", "config", "media", "spacing"}
 BELOW = {
     "errors": set(),
     "flow": {"errors"},
+    "spacing": set(),
     "config": {"errors", "flow"},
     "media": {"errors", "flow"},
     "models": set(),
@@ -34,7 +35,7 @@ BELOW = {
 }
 TOP = {"cli", "__main__"}  # may import everything of ours
 
-WITHOUT_TORCH = {"errors", "flow", "config", "realtime", "cli", "__main__"}
+WITHOUT_TORCH = {"errors", "flow", "config", "realtime", "spacing", "cli", "__main__"}
 ONLY_IN_SERVER = {"fastapi", "starlette", "uvicorn"}
 NOWHERE = {"transformers", "qwen_tts", "qwen_asr", "vllm", "vllm_omni"}
 

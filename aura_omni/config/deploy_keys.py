@@ -58,6 +58,7 @@ MEDIA_KEYS: Mapping[str, Check] = {
     "max_bytes": whole(1, 2**40),
     "timeout_s": number(0.1, 3_600),
     "max_audio_s": number(0.1, 3_600),  # what one request may have in all
+    "max_recording_s": number(0.1, 86_400),
     "max_video_frames": whole(2, 4_096),
     "max_pixels": whole(1, 2**28),
 }

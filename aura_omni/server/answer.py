@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -63,10 +63,14 @@ def served_model(given: str | None, pipeline: Pipeline) -> str:
 
 async def whole_turn(pipeline: Pipeline, request: TurnRequest) -> tuple[Heard, Ended]:
     """All that a turn says. Raises what it failed with."""
-    heard = Heard()
     async with opened(pipeline, request) as events:
-        async for event in events:
-            heard.add(event)
+        return await whole_events(events)
+
+
+async def whole_events(events: AsyncIterator[Event]) -> tuple[Heard, Ended]:
+    heard = Heard()
+    async for event in events:
+        heard.add(event)
     ended = heard.ended
     assert ended is not None, "every turn ends with Ended"
     error = failure(ended)
@@ -95,24 +99,36 @@ async def stream_turn(
     last_words: what a stream that fails later ends with. None: nothing can be said in it, so it is left without an end, and
     the closed connection tells the client that it is not whole.
     """
+    async with opened(pipeline, request) as events:
+        return await stream_events(events, send, headers=headers, pieces=pieces, last_words=last_words)
+
+
+async def stream_events(
+    events: AsyncIterator[Event],
+    send: Send,
+    *,
+    headers: Mapping[str, str],
+    pieces: Callable[[Event], Iterable[bytes]],
+    last_words: Callable[[AuraError], bytes] | None,
+) -> AuraError | None:
+    """`stream_turn` for events that come from anywhere, Ended last."""
     begun = False
     error: AuraError | None = None
-    async with opened(pipeline, request) as events:
-        async for event in events:
-            error = failure(event) if isinstance(event, Ended) else None
-            if error is not None and not begun:
-                raise error
-            if error is not None:
-                if last_words is None:
-                    return error
-                said: Iterable[bytes] = (last_words(error),)
-            else:
-                said = pieces(event)
-            for piece in said:
-                if not begun:
-                    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-                    await send({"type": "http.response.start", "status": 200, "headers": raw})
-                    begun = True
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
+    async for event in events:
+        error = failure(event) if isinstance(event, Ended) else None
+        if error is not None and not begun:
+            raise error
+        if error is not None:
+            if last_words is None:
+                return error
+            said: Iterable[bytes] = (last_words(error),)
+        else:
+            said = pieces(event)
+        for piece in said:
+            if not begun:
+                raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+                await send({"type": "http.response.start", "status": 200, "headers": raw})
+                begun = True
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
     await send({"type": "http.response.body", "body": b"", "more_body": False})
     return error

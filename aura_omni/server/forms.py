@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from starlette.datastructures import FormData, UploadFile
@@ -42,6 +43,14 @@ async def read_form(
         await form.close()
         raise
     return body, upload
+
+
+@asynccontextmanager
+async def closed_after(upload: UploadFile) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        await upload.close()
 
 
 def _fields(form: FormData, kind: type[Body], file: str) -> dict[str, Any]:

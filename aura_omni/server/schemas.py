@@ -307,12 +307,13 @@ class TranscriptionRequest(Body):
     prompt: str | None = None
     response_format: str | None = None
     stream: bool | None = None
+    timestamp_granularities: list[str] | None = None
     temperature: Number = None
     seed: Integer = None
 
     form_values = {"stream": bool, "temperature": float, "seed": int}
     not_served = frozenset({
-        "chunking_strategy", "include", "timestamp_granularities", "known_speaker_names", "known_speaker_references",
+        "chunking_strategy", "include", "known_speaker_names", "known_speaker_references",
         "to_language", "stream_include_usage", "stream_continuous_usage_stats", "max_completion_tokens", "top_p", "top_k",
         "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "vllm_xargs",
     })  # fmt: skip

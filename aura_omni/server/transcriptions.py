@@ -1,15 +1,18 @@
 """POST /v1/audio/transcriptions: one file becomes the text of what is said in it; translations are refused.
 
-`response_format` json (default), text, or verbose_json (language and duration; no segments, for ASR gives no times). With
-`stream` the text comes as `transcript.text.delta` events and whole in the last one, `transcript.text.done`. Silence is an
-empty text. `finish_reason` "length": a token budget cut the text.
+`response_format` json (default), text, verbose_json (language, duration, segments), srt or vtt. A segment is what lies between two pauses,
+5 to 30 s: its times are where its sound begins and ends. ASR gives no times of words, so word timestamps are refused. With
+`stream` the text comes segment by segment as `transcript.text.delta` events and whole in the last one,
+`transcript.text.done`. Silence is an empty text. `finish_reason` "length": a token budget cut the text.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -18,19 +21,26 @@ from starlette.types import Send
 
 from aura_omni.errors import BadRequest, NotFound, Unavailable, UnsupportedOption
 from aura_omni.flow import Audio, Ended, Event, Message, StageName, Text, TurnRequest, Usage, Voice, checked_sampling
-from aura_omni.media.budget import Budget
-from aura_omni.server.answer import EVENT_STREAM, WhileConnected, send_whole, served_model, stream_turn, whole_turn
+from aura_omni.server.answer import (
+    EVENT_STREAM,
+    WhileConnected,
+    send_whole,
+    served_model,
+    stream_events,
+    whole_events,
+)
 from aura_omni.server.completion import Heard, finish_reason
 from aura_omni.server.errors import error_event, log_failure
-from aura_omni.server.forms import read_form
+from aura_omni.server.forms import closed_after, read_form
 from aura_omni.server.parts import MediaReader
 from aura_omni.server.schemas import TranscriptionRequest, documented
 from aura_omni.server.stream import PIECE_CHARACTERS
+from aura_omni.server.subtitles import srt, vtt
+from aura_omni.server.transcript import TimedText, Transcribed
 from aura_omni.server.turns import Pipeline
 from aura_omni.server.voice import request_fields_named
 
-_FORMATS = ("json", "text", "verbose_json")
-_TIMED = ("srt", "vtt", "diarized_json")
+_FORMATS = ("json", "text", "verbose_json", "srt", "vtt")
 _STREAMED = ("json", "text")
 _TURN_FIELDS = {"messages": "prompt"}
 
@@ -44,25 +54,26 @@ def router(pipeline: Pipeline, media: MediaReader) -> APIRouter:
             raise Unavailable(pipeline.reason)
         if "asr" not in pipeline.stages:
             raise NotFound(f"this server does not listen; its stages are {', '.join(pipeline.stages)}")
-        body, upload = await read_form(request, TranscriptionRequest, file="file", longest=media.policy.max_bytes)
-        file = await upload.read()
+        longest, way_out = media.policy.max_bytes, "Send a shorter clip, or raise media.max_bytes in the deploy file"
+        body, upload = await read_form(request, TranscriptionRequest, file="file", longest=longest, way_out=way_out)
         served_model(body.model, pipeline)
         response_format = _response_format(body)
+        _check_granularities(body.timestamp_granularities, response_format)
 
         async def work(send: Send) -> None:
-            sound = await media.sound(file, param="file", budget=Budget())
-            with request_fields_named(_TURN_FIELDS):
-                asked = turn_request(body, sound)
-                if body.stream:
-                    events = _Events().lines
-                    failed = await stream_turn(
-                        pipeline, asked, send, headers=EVENT_STREAM, pieces=events, last_words=error_event
-                    )
-                    if failed is not None:
-                        log_failure(request.scope, failed)
-                    return
-                heard, ended = await whole_turn(pipeline, asked)
-            await send_whole(_response(heard, ended, sound, response_format), send)
+            transcribed = Transcribed(pipeline, media, partial(turn_request, body))
+            async with closed_after(upload), aclosing(transcribed.events(upload.file)) as events:
+                with request_fields_named(_TURN_FIELDS):
+                    if body.stream:
+                        lines = _Events().lines
+                        failed = await stream_events(
+                            events, send, headers=EVENT_STREAM, pieces=lines, last_words=error_event
+                        )
+                        if failed is not None:
+                            log_failure(request.scope, failed)
+                        return
+                    _, ended = await whole_events(events)
+            await send_whole(_response(transcribed, ended, response_format, body), send)
 
         return WhileConnected(work)
 
@@ -82,10 +93,9 @@ def router(pipeline: Pipeline, media: MediaReader) -> APIRouter:
 
 def _response_format(body: TranscriptionRequest) -> str:
     name = (body.response_format or "json").lower()
-    if name in _TIMED:
+    if name == "diarized_json":
         raise UnsupportedOption(
-            f"response_format {name!r} is not served, for it needs times or speakers, which ASR does not give; "
-            f"use one of {', '.join(_FORMATS)}",
+            f"response_format {name!r} is not served, for ASR does not tell speakers apart; use one of {', '.join(_FORMATS)}",
             param="response_format",
         )
     if name not in _FORMATS:
@@ -98,6 +108,21 @@ def _response_format(body: TranscriptionRequest) -> str:
             param="response_format",
         )
     return name
+
+
+def _check_granularities(granularities: list[str] | None, response_format: str) -> None:
+    param = "timestamp_granularities"
+    for name in granularities or []:
+        if name == "word":
+            raise UnsupportedOption(
+                "timestamp_granularities has 'word', and ASR gives no times of words; ask for 'segment', whose times are "
+                "those of the pauses",
+                param=param,
+            )
+        if name != "segment":
+            raise BadRequest(f"timestamp_granularities has {name[:60]!r}; it may have 'segment'", param=param)
+    if granularities and response_format != "verbose_json":
+        raise BadRequest(f"{param} needs response_format 'verbose_json'", param=param)
 
 
 def turn_request(body: TranscriptionRequest, sound: Audio) -> TurnRequest:
@@ -115,19 +140,36 @@ def turn_request(body: TranscriptionRequest, sound: Audio) -> TurnRequest:
 # ---------------------------------------------------------------- answer
 
 
-def _response(heard: Heard, ended: Ended, sound: Audio, response_format: str) -> Response:
-    text = "".join(heard.texts)
-    if response_format == "text":
-        return PlainTextResponse(text)
-    body: dict[str, Any] = {"text": text}
+def _response(transcribed: Transcribed, ended: Ended, response_format: str, body: TranscriptionRequest) -> Response:
+    match response_format:
+        case "text":
+            return PlainTextResponse(transcribed.text)
+        case "srt":
+            return PlainTextResponse(srt(transcribed.segments), media_type="application/x-subrip")
+        case "vtt":
+            return PlainTextResponse(vtt(transcribed.segments), media_type="text/vtt")
+    answer: dict[str, Any] = {"text": transcribed.text}
     if response_format == "verbose_json":
-        body = {
+        answer = {
             "task": "transcribe",
-            "language": (heard.language or "").lower(),
-            "duration": round(sound.duration_s, 3),
-            **body,
+            "language": transcribed.language.lower(),
+            "duration": round(transcribed.duration_s, 3),
+            **answer,
+            "segments": [_segment(number, timed, body) for number, timed in enumerate(transcribed.segments)],
         }
-    return JSONResponse({**body, "usage": _usage(ended.usage), "finish_reason": finish_reason(ended)})
+    return JSONResponse({**answer, "usage": _usage(ended.usage), "finish_reason": finish_reason(ended)})
+
+
+def _segment(number: int, timed: TimedText, body: TranscriptionRequest) -> dict[str, Any]:
+    """OpenAI's fields, but for those (tokens, log probabilities) that would have to be made up. seek counts 10 ms."""
+    return {
+        "id": number,
+        "seek": round(timed.start_s * 100),
+        "start": round(timed.start_s, 3),
+        "end": round(timed.end_s, 3),
+        "text": timed.text,
+        "temperature": body.temperature or 0.0,
+    }
 
 
 def _usage(used: Usage) -> dict[str, Any]:

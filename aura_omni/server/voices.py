@@ -21,7 +21,7 @@ from aura_omni.flow import Audio, Event, TurnRequest, Voice
 from aura_omni.media.audio import decode_audio
 from aura_omni.media.level import may_be_speech
 from aura_omni.server.around import Around
-from aura_omni.server.forms import read_form
+from aura_omni.server.forms import closed_after, read_form
 from aura_omni.server.schemas import VoiceUpload, documented
 from aura_omni.server.turns import Pipeline, Turn
 from aura_omni.server.voice_store import UploadedVoice, VoiceStore
@@ -112,10 +112,8 @@ def router(pipeline: Pipeline, store: VoiceStore | None) -> APIRouter:
         body, file = await read_form(
             request, VoiceUpload, file="audio_sample", longest=MAX_RECORDING_BYTES, way_out=way_out
         )
-        try:
+        async with closed_after(file):
             recording = await file.read()
-        finally:
-            await file.close()
         name = _name(body.name, pipeline.speakers)
         consent = _consent(body.consent)
         ref_text = _text(body.ref_text, "ref_text")
