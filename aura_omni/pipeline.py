@@ -17,6 +17,7 @@ from typing import Any, get_args
 
 from aura_omni.assembly import Stages, assemble
 from aura_omni.config import Config
+from aura_omni.counters import Counters
 from aura_omni.engine.engine import Engine
 from aura_omni.errors import BadRequest, ConfigError, PromptTooLong, Unavailable
 from aura_omni.flow import (
@@ -89,6 +90,12 @@ class Pipeline:
     def progress(self) -> Mapping[StageName, StagePhase]:
         """How far each stage is; after `load` all are ready until the engine stops."""
         return dict.fromkeys(self.stages, "ready" if self.ready else "failed")
+
+    @property
+    def counters(self) -> Mapping[StageName, Counters]:
+        """Of every stage; read without the engine's help."""
+        runners = self.parts.runners()
+        return {name: runners[name].counters for name in self.stages}
 
     def close(self) -> None:
         """End every Turn and stop the engine. Idempotent."""

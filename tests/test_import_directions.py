@@ -1,6 +1,6 @@
 """Who may import whom, read from the source.
 
-server -> realtime, pipeline -> stages -> engine -> models -> torch; flow, errors, config, media and spacing are leaves.
+server -> realtime, pipeline -> stages -> engine -> models -> torch; flow, errors, config, media, spacing and counters are leaves.
 """
 
 import ast
@@ -13,15 +13,16 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "aura_omni"
 
-LEAVES = {"errors", "flow", "config", "media", "spacing"}
+LEAVES = {"errors", "flow", "config", "media", "spacing", "counters"}
 BELOW = {
     "errors": set(),
     "flow": {"errors"},
     "spacing": set(),
+    "counters": set(),
     "config": {"errors", "flow"},
     "media": {"errors", "flow"},
     "models": set(),
-    "engine": {"models", "errors", "flow"},
+    "engine": {"models", "errors", "flow", "counters"},
     "stages": {"engine", "models"} | LEAVES,
     "nano": {"stages", "engine", "models"} | LEAVES,
     "assembly": {"nano", "stages", "engine", "models"} | LEAVES,  # loads what pipeline.py serves
@@ -35,7 +36,7 @@ BELOW = {
 }
 TOP = {"cli", "__main__"}  # may import everything of ours
 
-WITHOUT_TORCH = {"errors", "flow", "config", "realtime", "spacing", "cli", "__main__"}
+WITHOUT_TORCH = {"errors", "flow", "config", "realtime", "spacing", "counters", "cli", "__main__"}
 ONLY_IN_SERVER = {"fastapi", "starlette", "uvicorn"}
 NOWHERE = {"transformers", "qwen_tts", "qwen_asr", "vllm", "vllm_omni"}
 

@@ -42,6 +42,7 @@ from aura_omni.server.cors import Cors
 from aura_omni.server.deadline import Deadlines
 from aura_omni.server.errors import error_response
 from aura_omni.server.loading import LoadingPipeline
+from aura_omni.server.metrics import Counted, Metered, Metrics, metrics_router
 from aura_omni.server.middleware import ApiKeys, BodyLimit, Outermost
 from aura_omni.server.parts import MediaReader
 from aura_omni.server.turns import Pipeline
@@ -83,6 +84,8 @@ def create_app(config: ServerConfig, pipeline: Pipeline) -> FastAPI:
         yield
         await asyncio.to_thread(pipeline.close)
 
+    metrics = Metrics(pipeline)
+    pipeline = Metered(pipeline, metrics)
     store = None if config.voices_dir is None else VoiceStore(config.voices_dir)
     if store is not None:
         pipeline = Voiced(pipeline, store)
@@ -93,11 +96,13 @@ def create_app(config: ServerConfig, pipeline: Pipeline) -> FastAPI:
     if config.api_keys:
         app.add_middleware(ApiKeys, keys=config.api_keys)
     app.add_middleware(Outermost)
+    app.add_middleware(Counted, metrics=metrics)
     app.add_middleware(Cors, origins=config.origins)  # added last, so around the others
     media = MediaReader(config.media, config.media_limits)
     for part in (chat, speech, transcriptions):
         app.include_router(part.router(pipeline, media))
     app.include_router(voices.router(pipeline, store))
+    app.include_router(metrics_router(metrics))
     _add_state(app, pipeline)
     return app
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from aura_omni.counters import Counters
 from aura_omni.flow import Event, StageName, StagePhase, TurnRequest, VoiceTask
 from aura_omni.server.turns import Pipeline, Turn
 
@@ -25,6 +26,10 @@ class Around:
     @property
     def progress(self) -> Mapping[StageName, StagePhase]:
         return self._inner.progress
+
+    @property
+    def counters(self) -> Mapping[StageName, Counters]:
+        return self._inner.counters
 
     @property
     def served_names(self) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from aura_omni.errors import BadRequest, TimedOut, shown
-from aura_omni.server.errors import error_response
+from aura_omni.server.errors import refuse
 
 HEADER = "x-request-timeout"
 LEAST_S = 0.1
@@ -65,7 +65,7 @@ class Deadlines:
         try:
             seconds, asked = self._seconds(Headers(scope=scope).get(HEADER))
         except BadRequest as error:
-            await error_response(error)(scope, receive, send)
+            await refuse(error, scope, receive, send)
             return
         token = _current.set(Deadline(asyncio.get_running_loop().time() + seconds, seconds, asked))
         try:

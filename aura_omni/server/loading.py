@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 
+from aura_omni.counters import Counters
 from aura_omni.errors import AuraError, Unavailable
 from aura_omni.flow import Event, Report, StageName, StagePhase, TurnRequest, VoiceTask
 from aura_omni.server.turns import Pipeline, Turn
@@ -61,6 +62,10 @@ class LoadingPipeline:
     @property
     def progress(self) -> Mapping[StageName, StagePhase]:
         return self._loaded.progress if self._loaded is not None else self._phases.copy()
+
+    @property
+    def counters(self) -> Mapping[StageName, Counters]:
+        return self._loaded.counters if self._loaded is not None else {}
 
     @property
     def served_names(self) -> tuple[str, ...]:

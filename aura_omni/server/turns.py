@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from starlette.types import Receive
 
+from aura_omni.counters import Counters
 from aura_omni.flow import Ended, Event, StageName, StagePhase, TurnRequest, VoiceTask
 from aura_omni.server.deadline import Deadline, deadline
 
@@ -33,6 +34,10 @@ class Pipeline(Protocol):
     @property
     def progress(self) -> Mapping[StageName, StagePhase]:
         """How far each stage has come; empty while the stages are not known yet."""
+
+    @property
+    def counters(self) -> Mapping[StageName, Counters]:
+        """What each stage has done and has in hand; cheap, from any thread."""
 
     @property
     def served_names(self) -> tuple[str, ...]:

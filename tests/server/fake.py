@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import uvicorn
 
+from aura_omni.counters import Counters
 from aura_omni.flow import (
     FRAME_SAMPLES,
     STAGES,
@@ -109,6 +110,14 @@ class FakePipeline:
     @property
     def progress(self) -> dict[StageName, StagePhase]:
         return dict.fromkeys(self.stages, "ready" if self.ready else "failed")
+
+    @property
+    def counters(self) -> dict[StageName, Counters]:
+        pages = {"pages": 10, "pages_used": 4, "cached_rows": 5}
+        return {
+            name: Counters(running=index, waiting=2, steps=7, prompt_tokens=8, generated_tokens=9, **pages)
+            for index, name in enumerate(self.stages)
+        }
 
     def submit(self, request: TurnRequest, sink: Callable[[Event], None]) -> FakeTurn:
         turn = FakeTurn()
