@@ -17,13 +17,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from math import ceil
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
-from starlette.responses import JSONResponse
+from starlette.responses import HTMLResponse, JSONResponse
 
 from aura_omni import __version__
 from aura_omni.config.config import (
@@ -40,10 +41,12 @@ from aura_omni.media.fetch import MediaPolicy
 from aura_omni.server import chat, errors, speech, transcriptions, voices
 from aura_omni.server.cors import Cors
 from aura_omni.server.deadline import Deadlines
+from aura_omni.server.docs_page import HEADERS, page
 from aura_omni.server.errors import error_response
 from aura_omni.server.loading import LoadingPipeline
 from aura_omni.server.metrics import Counted, Metered, Metrics, metrics_router
 from aura_omni.server.middleware import ApiKeys, BodyLimit, Outermost
+from aura_omni.server.openapi import document
 from aura_omni.server.parts import MediaReader
 from aura_omni.server.turns import Pipeline
 from aura_omni.server.voice_store import VoiceStore
@@ -90,6 +93,7 @@ def create_app(config: ServerConfig, pipeline: Pipeline) -> FastAPI:
     if store is not None:
         pipeline = Voiced(pipeline, store)
     app = FastAPI(title="aura-omni", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.openapi = cache(lambda: document(app))  # type: ignore[method-assign]
     errors.install(app)
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
     app.add_middleware(Deadlines, longest_s=config.timeout_s)
@@ -117,6 +121,10 @@ def _add_state(app: FastAPI, pipeline: Pipeline) -> None:
     def check_ready() -> None:
         if not pipeline.ready:
             raise Unavailable(pipeline.reason)
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        return HTMLResponse(page(app.openapi()), headers=HEADERS)
 
     @app.head("/live", include_in_schema=False)
     @app.get("/live")

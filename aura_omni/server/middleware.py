@@ -18,8 +18,8 @@ from aura_omni.server.errors import error_response, log_failure, refuse
 
 _LOG = logging.getLogger(__name__)
 _USABLE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-# What watches a server has no key, and nobody's words are in it
-_OPEN_PATHS = frozenset({"/health", "/live", "/ready", "/metrics"})
+# Who watches the server or reads about it has no key, and nobody's words are in it
+_OPEN_PATHS = frozenset({"/health", "/live", "/ready", "/metrics", "/docs", "/openapi.json"})
 
 
 class Outermost:

@@ -62,7 +62,8 @@ def asks_nothing(name: str, value: Any) -> bool:
 class Body(BaseModel):
     """A JSON object whose field names are all known."""
 
-    model_config = ConfigDict(strict=True, extra="ignore")
+    # extra: _names_are_known refuses, with the nearest name
+    model_config = ConfigDict(strict=True, extra="ignore", json_schema_extra={"additionalProperties": False})
     not_served: ClassVar[frozenset[str]] = frozenset()
     form_values: ClassVar[Mapping[str, type]] = {}  # of fields that a form sends as text and that are something else
 
@@ -90,6 +91,16 @@ B = TypeVar("B", bound=Body)
 
 
 # ---------------------------------------------------------------- messages
+
+
+def _or_text(schema: dict[str, Any]) -> None:
+    """A field that may also be a plain text, which a validator turns into the long form."""
+    schema.update({"anyOf": [{"type": "string"}, schema.copy()]})
+    for key in schema.keys() - {"anyOf"}:
+        del schema[key]
+
+
+_SHORT_FORM_TOO = Field(json_schema_extra=_or_text)
 
 
 class Url(Body):
@@ -120,7 +131,7 @@ class TextPart(Part):
 
 class AudioUrlPart(Part):
     type: Literal["audio_url"]
-    audio_url: Url
+    audio_url: Url = _SHORT_FORM_TOO
 
     @model_validator(mode="before")
     @classmethod
@@ -130,7 +141,7 @@ class AudioUrlPart(Part):
 
 class InputAudioPart(Part):
     type: Literal["input_audio"]
-    input_audio: InputAudio
+    input_audio: InputAudio = _SHORT_FORM_TOO
 
     @model_validator(mode="before")
     @classmethod
@@ -140,7 +151,7 @@ class InputAudioPart(Part):
 
 class VideoUrlPart(Part):
     type: Literal["video_url"]
-    video_url: Url
+    video_url: Url = _SHORT_FORM_TOO
 
     @model_validator(mode="before")
     @classmethod
@@ -150,7 +161,7 @@ class VideoUrlPart(Part):
 
 class ImageUrlPart(Part):
     type: Literal["image_url"]
-    image_url: Url
+    image_url: Url = _SHORT_FORM_TOO
 
     @model_validator(mode="before")
     @classmethod
@@ -171,7 +182,7 @@ class EarlierAudio(BaseModel):
 
 class ChatMessage(Body):
     role: Literal["system", "developer", "user", "assistant"]
-    content: list[ContentPart] = []
+    content: list[ContentPart] = Field([], json_schema_extra=_or_text)
     audio: EarlierAudio | None = None
     name: str | None = None
     not_served = frozenset({"tool_calls", "tool_call_id", "function_call", "refusal", "annotations", "reasoning",
