@@ -322,8 +322,33 @@ def test_a_transcript_is_what_the_chat_hears(client):
     assert transcribed(client, response_format="verbose_json").duration == pytest.approx(8.3, abs=0.1)
 
 
-def test_silence_is_transcribed_as_nothing(client):
-    assert transcribed(client, float_wav(np.zeros(80_000))).text == ""
+TIMES_S = np.arange(80_000) / 16_000
+
+
+@pytest.mark.parametrize(
+    "sound",
+    [np.zeros(80_000), 0.3 * np.random.default_rng(0).uniform(-1, 1, 80_000), 0.5 * np.sin(2 * np.pi * 440 * TIMES_S)],
+    ids=["silence", "noise", "tone"],
+)
+def test_a_recording_in_which_nobody_speaks_is_transcribed_as_nothing(client, sound):
+    heard = transcribed(client, float_wav(sound), response_format="verbose_json")
+    assert (heard.text, heard.language, heard.segments) == ("", "", [])
+    assert heard.duration == 5.0
+    (part,) = [{"type": "input_audio", "input_audio": {"data": base64.b64encode(float_wav(sound)).decode()}}]
+    assert ask(client, [part]).choices[0].model_extra["silent"] is True
+
+
+def test_a_short_clip_has_its_true_duration(client):
+    clip = float_wav(0.1 * np.random.default_rng(0).uniform(-1, 1, 160))
+    assert transcribed(client, clip, response_format="verbose_json").duration == 0.01
+
+
+def test_subtitles_of_a_recording_have_its_times(client):
+    (block,) = transcribed(client, response_format="srt").strip().split("\n\n")
+    number, times, text = block.split("\n", 2)
+    assert number == "1"
+    assert re.fullmatch(r"00:00:00,\d{3} --> 00:00:0[78],\d{3}", times)
+    assert " ".join(text.split()) == " ".join(transcribed(client).text.split())
 
 
 @pytest.mark.parametrize("language", ["en", "EN", "en-US", "English", "zh_CN", ""])
