@@ -129,13 +129,11 @@ def _add_state(app: FastAPI, pipeline: Pipeline) -> None:
     @app.head("/live", include_in_schema=False)
     @app.get("/live")
     async def live() -> dict[str, str]:
-        """The process runs, whatever its stages do."""
         return {"status": "alive"}
 
     @app.head("/ready", include_in_schema=False)
     @app.get("/ready")
     async def ready() -> JSONResponse:
-        """Every stage has done one real inference; until then a 503 that says how far each has come."""
         stages = dict(pipeline.progress)
         if pipeline.ready:
             return JSONResponse({"status": "ready", "stages": stages})

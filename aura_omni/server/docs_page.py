@@ -55,9 +55,14 @@ def _operation(method: str, path: str, operation: Mapping[str, Any]) -> Iterator
     for media_type, content in operation.get("requestBody", {}).get("content", {}).items():
         yield f"<p>Body: <code>{escape(media_type)}</code></p>"
         if "example" in content:
-            body = json.dumps(content["example"])
-            command = f"curl http://localhost:8091{path} -H 'Content-Type: {media_type}' -d '{body}'"
-            yield f"<pre>{escape(command)}</pre>"
+            example = content["example"]
+            if media_type == "application/json":
+                sent = f"-H 'Content-Type: {media_type}' -d '{json.dumps(example)}'"
+            else:
+                fields = content["schema"]["properties"]
+                file = {name: "@" for name, field in fields.items() if field.get("format") == "binary"}
+                sent = " ".join(f"-F '{name}={file.get(name, '')}{value}'" for name, value in example.items())
+            yield f"<pre>{escape(f'curl http://localhost:8091{path} {sent}')}</pre>"
         yield "<details><summary>Fields</summary>"
         yield from _fields(content["schema"])
         yield "</details>"

@@ -54,14 +54,15 @@ async def closed_after(upload: UploadFile) -> AsyncIterator[None]:
 
 
 def _fields(form: FormData, kind: type[Body], file: str) -> dict[str, Any]:
-    """All but the file, by name, as what their texts stand for. Lists have names that end in []."""
+    """All but the file, by name, as what their texts stand for. A list is sent item by item; official clients add [] to its
+    name."""
     fields: dict[str, Any] = {}
     for name, value in form.multi_items():
         if isinstance(value, UploadFile):
             if name != file:
                 raise BadRequest(f"the file is sent as {name[:60]!r}; its name must be {file!r}", param=file)
-        elif name.endswith("[]"):
-            fields.setdefault(name[:-2], []).append(value)
+        elif name.endswith("[]") or kind.form_values.get(name) is list:
+            fields.setdefault(name.removesuffix("[]"), []).append(value)
         elif name == file:
             continue  # refused by who needs a file
         elif name in fields:

@@ -16,6 +16,7 @@ from pydantic.json_schema import models_json_schema
 
 from aura_omni.flow import StageName, StagePhase
 from aura_omni.server.deadline import HEADER, LEAST_S
+from aura_omni.server.field_notes import IGNORED, NOTES
 
 # ---------------------------------------------------------------- answers
 
@@ -314,9 +315,29 @@ _CONTENTS: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("get", "/ready"): _json(Ready),
     ("get", "/metrics"): {"text/plain": _TEXT},
 }
+_ABOUT: Mapping[tuple[str, str], str] = {
+    (
+        "post",
+        "/v1/chat/completions",
+    ): "A turn: text, recordings, clips and pictures in; text and speech out, whole or streamed.",
+    ("post", "/v1/audio/speech"): "Speak a text.",
+    ("post", "/v1/audio/transcriptions"): "Write down what is said in a recording of up to hours.",
+    ("post", "/v1/audio/translations"): "Not served: always a 400.",
+    ("get", "/v1/audio/voices"): "Voices of the checkpoint and uploaded ones.",
+    ("post", "/v1/audio/voices"): "Keep a voice under a name; a Base checkpoint can then speak with it.",
+    ("delete", "/v1/audio/voices/{name}"): "Forget an uploaded voice, and its recording if no other name has it.",
+    ("get", "/v1/models"): "The names that requests may use.",
+    ("get", "/v1/models/{name}"): "One of them.",
+    ("get", "/live"): "The process runs, whatever its stages do.",
+    ("get", "/health"): "A turn can be answered now.",
+    ("get", "/ready"): "Every stage has done one real inference; until then a 503 that says how far each has come.",
+    ("get", "/metrics"): "For Prometheus.",
+}
 _EXAMPLES: Mapping[str, Any] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello, who are you?"}], "modalities": ["text"]},
     "/v1/audio/speech": {"input": "Hello there.", "response_format": "wav"},
+    "/v1/audio/transcriptions": {"file": "question.wav", "response_format": "verbose_json"},
+    "/v1/audio/voices": {"audio_sample": "ada.wav", "name": "Ada", "consent": "Ada, on 30 November 2026"},
 }
 _NO_KEY = ("/live", "/health", "/ready", "/metrics")
 _TIMED = ("/v1/chat/completions", "/v1/audio/speech", "/v1/audio/transcriptions")
@@ -347,6 +368,7 @@ def operations(document: Mapping[str, Any]) -> list[tuple[str, str, Mapping[str,
 
 def _complete(method: str, path: str, operation: dict[str, Any]) -> None:
     contents = _CONTENTS[method, path]
+    operation["description"] = _ABOUT[method, path]
     failed = {"description": "What is wrong and the way out", "content": _json(ErrorAnswer)}
     operation["responses"] = {"4XX": failed, "5XX": failed}
     if contents:
@@ -364,9 +386,11 @@ def _complete(method: str, path: str, operation: dict[str, Any]) -> None:
                 "schema": {"type": "number", "minimum": LEAST_S},
             }
         )
-    if path in _EXAMPLES:
-        (body,) = operation["requestBody"]["content"].values()
-        body["example"] = _EXAMPLES[path]
+    for body in operation.get("requestBody", {}).get("content", {}).values():
+        if path in _EXAMPLES:
+            body["example"] = _EXAMPLES[path]
+        for name, field in body["schema"]["properties"].items():
+            field["description"] = NOTES.get(name, IGNORED)
 
 
 _DESCRIPTION = """\

@@ -322,7 +322,7 @@ class TranscriptionRequest(Body):
     temperature: Number = None
     seed: Integer = None
 
-    form_values = {"stream": bool, "temperature": float, "seed": int}
+    form_values = {"stream": bool, "temperature": float, "seed": int, "timestamp_granularities": list}
     not_served = frozenset({
         "chunking_strategy", "include", "known_speaker_names", "known_speaker_references",
         "to_language", "stream_include_usage", "stream_continuous_usage_stats", "max_completion_tokens", "top_p", "top_k",
@@ -438,5 +438,5 @@ def documented(kind: type[Body], *, file: str | None = None) -> dict[str, Any]:
     if file is not None:
         media_type = "multipart/form-data"
         schema["properties"] = {file: {"type": "string", "format": "binary"}, **schema["properties"]}
-        schema["required"] = [file]
+        schema["required"] = [file, *schema.get("required", [])]
     return {"requestBody": {"required": True, "content": {media_type: {"schema": schema}}}}

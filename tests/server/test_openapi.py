@@ -20,7 +20,9 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from aura_omni.pipeline import Pipeline
+from aura_omni.server import schemas
 from aura_omni.server.app import ServerConfig, create_app
+from aura_omni.server.field_notes import IGNORED
 from aura_omni.server.openapi import operations
 from tests.family import DATA, config
 from tests.server.fake import FakePipeline, serving
@@ -72,6 +74,17 @@ def test_bodies_may_have_the_short_forms_and_no_unknown_fields() -> None:
     assert chat["schema"]["additionalProperties"] is message["additionalProperties"] is False
 
 
+def test_every_field_says_what_it_means_unless_it_is_accepted_without_effect() -> None:
+    harmless = set(re.findall(r"`(\w+)`", (schemas.__doc__ or "").partition("Harmless:")[2].partition("of a chat")[0]))
+    for method, path, operation in operations(document()):
+        assert operation["description"]
+        for body in operation.get("requestBody", {}).get("content", {}).values():
+            unexplained = {
+                name for name, field in body["schema"]["properties"].items() if field["description"] == IGNORED
+            }
+            assert unexplained <= harmless, f"{method} {path}"
+
+
 def test_the_page_has_every_endpoint_and_needs_nothing_from_elsewhere() -> None:
     with serving(FakePipeline(), ServerConfig(api_keys=("secret",))) as url:
         response = httpx.get(f"{url}/docs")
@@ -86,6 +99,7 @@ def test_the_page_has_every_endpoint_and_needs_nothing_from_elsewhere() -> None:
     for name in ("ErrorAnswer", "ChatCompletion", "Transcription"):
         assert f"<h3 id='{name}'>" in response.text
     assert "curl http://localhost:8091/v1/audio/speech" in response.text
+    assert "-F &#x27;file=@question.wav&#x27;" in response.text
 
 
 @pytest.fixture(scope="module")
