@@ -14,12 +14,15 @@ cancels its turn, and comes back when the turn has freed what it held.
 
 from __future__ import annotations
 
+import io
 import queue
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack
+from typing import Any, BinaryIO, Protocol, Self, TypedDict, TypeVar, Unpack
 
 import numpy as np
 
@@ -42,7 +45,9 @@ from aura_omni.heard import Heard, failure
 from aura_omni.media.audio import decode_audio
 from aura_omni.media.budget import Budget
 from aura_omni.media.image import decode_image
+from aura_omni.media.recording import Recording, Segment
 from aura_omni.media.video import decode_video
+from aura_omni.transcription import SEGMENTS_AT_ONCE, Transcription
 
 T = TypeVar("T", Audio, Video)
 File = str | Path | bytes  # where it is, or what is in it
@@ -89,6 +94,27 @@ class TranscribeOptions(TypedDict, total=False):
     sampling: Sampled
 
 
+class _Asked:
+    """A turn that has begun, and its events."""
+
+    def __init__(self, asking: Asking, request: TurnRequest) -> None:
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()  # the budgets of the turn bound what it can hold
+        self._ended = False
+        self._turn = asking.submit(request, self._events.put)
+
+    def __iter__(self) -> Iterator[Event]:
+        while not self._ended:
+            event = self._events.get()
+            self._ended = isinstance(event, Ended)
+            yield event
+
+    def close(self) -> None:
+        """Cancel what still runs, and come back when it has ended."""
+        self._turn.cancel()
+        for _ in self:
+            pass
+
+
 class Asking(ABC):
     """The part of a Pipeline that a program talks to. All methods raise AuraError (BadRequest and its kin for what is refused,
     before the engine; EngineError, Unavailable for a turn that fails)."""
@@ -117,9 +143,12 @@ class Asking(ABC):
         """The sound of a text: `sound()` float32 [n] mono at 24 kHz, or `save(path)`."""
         return Heard.of(self.events(self.speech_request(text, **options)))
 
-    def transcribe(self, audio: Audio | File, **options: Unpack[TranscribeOptions]) -> Heard:
-        """What is said in a recording: `text`, empty when nobody speaks, and `language`."""
-        return Heard.of(self.events(self.transcript_request(audio, **options)))
+    def transcribe(self, audio: Audio | File, **options: Unpack[TranscribeOptions]) -> Transcription:
+        """What is said in a recording of up to hours: `text`, empty when nobody speaks, `segments` with times, `language`."""
+        said = Transcription()
+        for _ in self.transcribed(audio, said, **options):
+            pass
+        return said
 
     # ------------------------------------------------------------ as it comes
 
@@ -135,22 +164,47 @@ class Asking(ABC):
             elif isinstance(event, Ended) and (error := failure(event)) is not None:
                 raise error
 
+    def transcribed(
+        self, audio: Audio | File, said: Transcription, **options: Unpack[TranscribeOptions]
+    ) -> Iterator[Transcription]:
+        """`said` each time that a segment has been added to it, 5 to 30 s of the recording, in order.
+
+        The file is read while its first segments are heard, so hours of sound need the memory of a few segments.
+        """
+        waiting: deque[tuple[Segment, _Asked]] = deque()
+        recording = Recording()
+        with _opened(audio) as file:
+            segments = self._segments(file, recording)
+            try:
+                while True:
+                    while len(waiting) < SEGMENTS_AT_ONCE and (segment := next(segments, None)) is not None:
+                        waiting.append((segment, _Asked(self, self.transcript_request(segment.audio, **options))))
+                    if not waiting:
+                        return
+                    segment, asked = waiting[0]
+                    said.add(Heard.of(asked), start_s=segment.start_s, end_s=segment.end_s)
+                    said.duration_s = max(recording.duration_s, segment.end_s)
+                    waiting.popleft()
+                    yield said
+            finally:
+                for _, asked in waiting:
+                    asked.close()
+
+    def _segments(self, file: Audio | BinaryIO, recording: Recording) -> Iterator[Segment]:
+        if isinstance(file, Audio):
+            return iter([Segment(file, 0.0, file.duration_s)])
+        return recording.segments(file, max_s=self.config.media.max_recording_s, param="audio")
+
     def events(self, request: TurnRequest) -> Iterator[Event]:
         """The events of one turn, Ended last; a turn that fails says so in it. The turn begins with the first `next`.
 
         Closing the iterator cancels the turn and returns when it has ended.
         """
-        events: queue.SimpleQueue[Event] = queue.SimpleQueue()  # the budgets of the turn bound what it can hold
-        turn = self.submit(request, events.put)
-        event: Event | None = None
+        asked = _Asked(self, request)
         try:
-            while not isinstance(event, Ended):
-                event = events.get()
-                yield event
+            yield from asked
         finally:
-            turn.cancel()
-            while not isinstance(event, Ended):
-                event = events.get()
+            asked.close()
 
     # ------------------------------------------------------------ requests
 
@@ -181,11 +235,11 @@ class Asking(ABC):
             sampling=options.get("sampling", {}),
         )
 
-    def transcript_request(self, audio: Audio | File, **options: Unpack[TranscribeOptions]) -> TurnRequest:
-        """The recording is read and decoded here. Raises BadMedia, TooLarge naming the argument."""
+    def transcript_request(self, audio: Audio, **options: Unpack[TranscribeOptions]) -> TurnRequest:
+        """Of one segment, or of any recording that fits ASR and the memory."""
         context = options.get("context")
         return TurnRequest(
-            (*([Message("system", (Text(context),))] if context else []), Message("user", (self.sound(audio),))),
+            (*([Message("system", (Text(context),))] if context else []), Message("user", (audio,))),
             part="transcript",
             voice=Voice(language=options.get("language") or None),
             sampling=options.get("sampling", {}),
@@ -236,6 +290,20 @@ class Asking(ABC):
                 param=param,
             )
         return data
+
+
+@contextmanager
+def _opened(audio: Audio | File) -> Iterator[Audio | BinaryIO]:
+    """Raises BadMedia for a file that cannot be opened."""
+    if isinstance(audio, Audio):
+        yield audio
+        return
+    try:
+        file: BinaryIO = io.BytesIO(audio) if isinstance(audio, bytes) else Path(audio).open("rb")  # noqa: SIM115
+    except OSError as error:
+        raise BadMedia(f"cannot read {audio!s}: {error.strerror or error}", param="audio") from error
+    with file:
+        yield file
 
 
 def _several(given: T | File | Sequence[T | File] | None) -> Sequence[T | File]:

@@ -24,6 +24,7 @@ from aura_omni.errors import AuraError, ConfigError, meant
 from aura_omni.offline_flags import OFFLINE, add_offline_commands, options
 
 if TYPE_CHECKING:
+    from aura_omni.flow import Report
     from aura_omni.pipeline import Pipeline
 
 log = logging.getLogger("aura_omni")
@@ -61,14 +62,14 @@ NOT_SERVED: Mapping[str, str] = {
     "--strategy-config": "there is one strategy; stages are set in the deploy file",
     "--async-chunk": "frames always go to the next stage as they are made",
     "--no-async-chunk": "frames always go to the next stage as they are made; ask for the answer without stream",
-    "--log-stats": "this release has no metrics endpoint",
+    "--log-stats": "numbers are always at GET /metrics",
     "--log-file": "logs go to standard error; redirect it",
     "--task-type": "a request names its voice task, and the checkpoint decides the default",
     "--forced-aligner": "word timestamps are not served",
     "--forced-aligner-config": "word timestamps are not served",
     "--forced-aligner-device": "word timestamps are not served",
     "--tts-max-instructions-length": "instructions are limited by the Talker's max_model_len",
-    "--enable-orch-monitor": "this release has no metrics endpoint",
+    "--enable-orch-monitor": "numbers are always at GET /metrics",
     "--enable-ar-profiler": "there is no built-in profiler",
     "--enable-sleep-mode": "weights stay on the device; stop the server to free it",
     "--enable-expert-parallel": "no stage has experts",
@@ -163,6 +164,16 @@ def _serve_flags(serve: argparse.ArgumentParser) -> None:
         default=[],
         help=f"requests must send one of these; {API_KEY_VARIABLE} in the environment adds one",
     )
+    add(
+        "--allowed-origins",
+        metavar="ORIGIN",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="web pages that may call, as https://example.com or *; default: with an API key all, else this machine's",
+    )
+    add("--request-timeout", metavar="S", type=float, help="seconds of work on one request (default: 600)")
+    add("--custom-voice-dir", metavar="FOLDER", help="where uploaded voices are kept (default: none are taken)")
     add("--allowed-local-media-path", metavar="FOLDER", help="requests may name file:// media below it (default: none)")
     add(
         "--allowed-media-domains",
@@ -220,15 +231,18 @@ def _serve(arguments: argparse.Namespace) -> int:
     from aura_omni.media.fetch import MediaPolicy
     from aura_omni.server.app import ServerConfig, run
 
-    def load_pipeline() -> Pipeline:
+    def load_pipeline(report: Report) -> Pipeline:
         from aura_omni.pipeline import Pipeline  # torch: the port is open while it is read
 
-        return Pipeline.load(config)
+        return Pipeline.load(config, report)
 
     served = ServerConfig(
         host=config.host,
         port=config.port,
         api_keys=config.api_keys,
+        origins=config.allowed_origins,
+        timeout_s=config.request_timeout_s,
+        voices_dir=config.voices_dir,
         max_body_bytes=config.media.max_body_bytes,
         media=MediaPolicy(**{item.name: getattr(config.media, item.name) for item in fields(MediaPolicy)}),
         media_limits=config.media.limits,

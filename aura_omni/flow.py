@@ -6,7 +6,7 @@ Events are deltas unless they say "whole". A Turn sends any number of events and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -26,8 +26,8 @@ Role = Literal["system", "user", "assistant"]
 Reason = Literal["stop", "length", "silent", "cancelled", "error"]
 VoiceTask = Literal["Base", "CustomVoice", "VoiceDesign"]
 TurnPart = Literal["turn", "speech", "transcript"]
-TranscriptFormat = Literal["json", "text", "verbose_json"]
-TRANSCRIPT_FORMATS: tuple[TranscriptFormat, ...] = ("json", "text", "verbose_json")
+TranscriptFormat = Literal["json", "text", "verbose_json", "srt", "vtt"]
+TRANSCRIPT_FORMATS: tuple[TranscriptFormat, ...] = ("json", "text", "verbose_json", "srt", "vtt")
 
 
 # ---------------------------------------------------------------- what goes in
@@ -39,7 +39,8 @@ class MediaLimits:
 
     max_bytes: int = 100 * 2**20  # one medium as sent
     timeout_s: float = 20.0  # one fetch, redirects included
-    max_audio_s: float = 1_200.0
+    max_audio_s: float = 1_200.0  # of a message
+    max_recording_s: float = 14_400.0  # one file to transcribe, which is read piece by piece
     max_video_frames: int = 128  # after sampling
     max_pixels: int = 50_000_000  # one picture or video frame
 
@@ -296,3 +297,14 @@ class Ended:
 
 
 Event = Transcript | TextDelta | AudioChunk | Ended
+
+
+# ---------------------------------------------------------------- how far a start has come
+
+# ready: the stage has done one real inference
+StagePhase = Literal["waiting", "loading", "loaded", "ready", "failed"]
+Report = Callable[[StageName, StagePhase], None]
+
+
+def unreported(_: StageName, __: StagePhase) -> None:
+    """For a start that nobody watches."""

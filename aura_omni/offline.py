@@ -20,9 +20,16 @@ from aura_omni.media.formats import audio_format_of_file
 from aura_omni.offline_flags import STDIO
 from aura_omni.pipeline import Pipeline
 from aura_omni.transcript_file import written
+from aura_omni.transcription import Transcription
 
 BAR_AFTER_S = 1.0  # short work needs no bar
-_SUFFIXES: dict[TranscriptFormat, str] = {"text": ".txt", "json": ".json", "verbose_json": ".json"}
+_SUFFIXES: dict[TranscriptFormat, str] = {
+    "text": ".txt",
+    "json": ".json",
+    "verbose_json": ".json",
+    "srt": ".srt",
+    "vtt": ".vtt",
+}
 
 
 def say(arguments: argparse.Namespace, config: Config) -> int:
@@ -48,7 +55,7 @@ def transcribe(arguments: argparse.Namespace, config: Config) -> int:
         folder.mkdir(parents=True, exist_ok=True)
     status = 0
     with Pipeline.load(narrowed(config, "qwen3_asr")) as pipeline:
-        for file in _counted(arguments.files):
+        for file in arguments.files:
             try:
                 text = _transcript(file, arguments, pipeline)
             except AuraError as error:
@@ -58,8 +65,7 @@ def transcribe(arguments: argparse.Namespace, config: Config) -> int:
                 status = 1
                 continue
             if folder is None:
-                tqdm.write(text, file=sys.stdout)
-                sys.stdout.flush()
+                print(text.rstrip("\n"), flush=True)
             else:
                 name = f"{_name(file)}{_SUFFIXES[arguments.format]}"
                 (folder / name).write_text(text.rstrip("\n") + "\n", encoding="utf-8")
@@ -124,11 +130,18 @@ def _seeds(arguments: argparse.Namespace, pipeline: Pipeline) -> dict[StageName,
 
 
 def _transcript(file: str, arguments: argparse.Namespace, pipeline: Pipeline) -> str:
-    sound = pipeline.sound(_file(file))
-    request = pipeline.transcript_request(
-        sound, language=arguments.language, context=arguments.prompt, sampling=_seeds(arguments, pipeline)
-    )
-    return written(Heard.of(pipeline.events(request)), sound.duration_s, arguments.format)
+    said = Transcription()
+    layout = "{desc}: {n:.0f} s heard in {elapsed}"
+    with tqdm(desc=file, bar_format=layout, delay=BAR_AFTER_S, disable=None, leave=False) as bar:
+        for _ in pipeline.transcribed(
+            _file(file),
+            said,
+            language=arguments.language,
+            context=arguments.prompt,
+            sampling=_seeds(arguments, pipeline),
+        ):
+            bar.update(said.duration_s - bar.n)
+    return written(said, arguments.format)
 
 
 # ---------------------------------------------------------------- what comes out
@@ -196,9 +209,5 @@ def _shown(events: Iterable[Event], doing: str) -> Iterator[Event]:
             yield event
 
 
-def _counted(files: list[str]) -> Iterable[str]:
-    return tqdm(files, desc="listening", unit="file", delay=BAR_AFTER_S, disable=None, leave=False)
-
-
 def _complain(message: str) -> None:
-    tqdm.write(f"aura-omni: {message}", file=sys.stderr)
+    print(f"aura-omni: {message}", file=sys.stderr)

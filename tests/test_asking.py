@@ -13,8 +13,9 @@ import pytest
 import aura_omni
 from aura_omni.errors import BadMedia, BadRequest, TooLarge
 from aura_omni.flow import FRAME_SAMPLES, Audio, AudioChunk, Ended, Message, Text, TextDelta, Transcript, Voice
-from aura_omni.media.audio import decode_audio
+from aura_omni.media.audio import decode_audio, encode
 from aura_omni.pipeline import Pipeline
+from aura_omni.transcription import Transcription
 from tests.family import DATA, WORDS, ask, clip, recording, spoken
 
 VOICE, CLIP = DATA / "human_a.wav", DATA / "bikes.mp4"
@@ -133,7 +134,30 @@ def test_a_file_over_the_limit_is_not_read(pipeline, tmp_path):
     with (tmp_path / "large.wav").open("wb") as file:
         file.truncate(pipeline.config.media.max_bytes + 1)
     with pytest.raises(TooLarge, match=r"media\.max_bytes"):
-        pipeline.transcribe(tmp_path / "large.wav")
+        pipeline.chat(audio=tmp_path / "large.wav")
+
+
+def test_a_long_recording_is_written_down_segment_by_segment(pipeline):
+    voice = recording().samples
+    minute = Audio(np.concatenate([voice] * 7), 16_000, b"minute")
+    file = encode(minute.samples, minute.rate, "flac")
+    said = Transcription()
+    heard_s = [said.duration_s for _ in pipeline.transcribed(file, said)]
+    assert len(heard_s) > 2
+    assert heard_s == sorted(heard_s)
+    assert said.duration_s == pytest.approx(minute.duration_s)
+    starts_s = [segment.start_s for segment in said.segments]
+    assert starts_s == sorted(starts_s)
+    whole = pipeline.transcribe(file)
+    assert (whole.text, whole.segments) == (said.text, said.segments)
+
+
+def test_a_transcription_that_is_given_up_has_freed_its_turns(pipeline):
+    file = encode(np.concatenate([recording().samples] * 7), 16_000, "flac")
+    segments = pipeline.transcribed(file, Transcription())
+    next(segments)
+    segments.close()
+    assert pipeline.parts.ar_runners["asr"].counters.pages_used == 0
 
 
 def test_silence_is_an_empty_text(pipeline):

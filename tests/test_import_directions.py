@@ -1,6 +1,6 @@
 """Who may import whom, read from the source.
 
-server -> realtime, pipeline -> stages -> engine -> models -> torch; flow, errors, config and media are leaves.
+server -> realtime, pipeline -> stages -> engine -> models -> torch; flow, errors, config, media, spacing and counters are leaves.
 """
 
 import ast
@@ -13,32 +13,36 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "aura_omni"
 
-LEAVES = {"errors", "flow", "config", "media"}
+LEAVES = {"errors", "flow", "config", "media", "spacing", "counters"}
 BELOW = {
     "errors": set(),
     "flow": {"errors"},
+    "spacing": set(),
+    "counters": set(),
     "config": {"errors", "flow"},
     "media": {"errors", "flow"},
     "models": set(),
-    "engine": {"models", "errors", "flow"},
+    "engine": {"models", "errors", "flow", "counters"},
     "stages": {"engine", "models"} | LEAVES,
     "nano": {"stages", "engine", "models"} | LEAVES,
     "heard": {"errors", "flow", "media"},
-    "transcript_file": {"errors", "flow", "heard"},
-    "asking": {"heard"} | LEAVES,
+    "transcription": {"errors", "flow", "heard", "spacing"},
+    "transcript_file": {"flow", "transcription"},
+    "asking": {"heard", "transcription"} | LEAVES,
     "assembly": {"nano", "stages", "engine", "models"} | LEAVES,  # loads what pipeline.py serves
     "turn": {"assembly", "stages", "engine"} | LEAVES,
-    "pipeline": {"asking", "turn", "assembly", "stages", "engine"} | LEAVES,
+    "warm_up": {"errors", "flow"},
+    "pipeline": {"asking", "turn", "warm_up", "assembly", "stages", "engine"} | LEAVES,
     "realtime": {"pipeline"} | LEAVES,
-    "server": {"pipeline", "realtime", "heard", "transcript_file"} | LEAVES,
+    "server": {"pipeline", "realtime", "heard", "transcription", "transcript_file"} | LEAVES,
     "offline_flags": {"errors", "flow", "config"},
-    "offline": {"offline_flags", "pipeline", "heard", "transcript_file"} | LEAVES,
+    "offline": {"offline_flags", "pipeline", "heard", "transcription", "transcript_file"} | LEAVES,
     "doctor": LEAVES,
     "bench": {"errors", "media"},  # a client: it must not know the server
 }
 TOP = {"cli", "__main__", "__init__"}  # may import everything of ours
 
-WITHOUT_TORCH = {"errors", "flow", "config", "realtime", "offline_flags", "cli", "__main__"}
+WITHOUT_TORCH = {"errors", "flow", "config", "realtime", "spacing", "counters", "offline_flags", "cli", "__main__"}
 ONLY_IN_SERVER = {"fastapi", "starlette", "uvicorn"}
 NOWHERE = {"transformers", "qwen_tts", "qwen_asr", "vllm", "vllm_omni"}
 

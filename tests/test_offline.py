@@ -110,6 +110,15 @@ def test_transcribe_writes_files_into_a_folder_and_goes_on_after_a_bad_one(run, 
     assert [file.name for file in (tmp_path / "texts").iterdir()] == ["human_a.txt"]
 
 
+def test_transcribe_writes_subtitles(run, tmp_path):
+    for form in ("srt", "vtt"):
+        status, out, _ = run("transcribe", VOICE, "--format", form)
+        assert status == 0
+        assert b" --> 00:00:0" in out
+        run("transcribe", VOICE, "--format", form, "-o", str(tmp_path))
+        assert (tmp_path / f"human_a.{form}").read_bytes() == out
+
+
 def test_transcribe_writes_no_file_over_another(run, tmp_path):
     status, _, error = run("transcribe", VOICE, VOICE, "-o", str(tmp_path / "texts"))
     assert status == 1

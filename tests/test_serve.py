@@ -72,7 +72,10 @@ def server(tmp_path_factory):
         "aurateam/AURA",
         "aura-nano",
     ]
-    server = Server(*command, "--trust-remote-code", "--allowed-local-media-path", str(DATA), log=folder / "log")
+    command += ["--trust-remote-code", "--allowed-local-media-path", str(DATA)]
+    command += ["--custom-voice-dir", str(folder / "voices"), "--request-timeout", "50"]
+    command += ["--allowed-origins", "https://app.example"]
+    server = Server(*command, log=folder / "log")
     try:
         yield server.wait()
     finally:
@@ -299,6 +302,46 @@ def test_voices_are_listed_and_an_unknown_one_is_refused(server, client):
     assert refusal.value.param == "voice"
 
 
+def test_a_voice_is_kept_where_the_command_says(server, client):
+    sample = ("ada.wav", (DATA / "human_a.wav").read_bytes(), "audio/wav")
+    client.audio.voices.create(audio_sample=sample, consent="Ada, in person", name="Ada")
+    (shown,) = httpx.get(f"{server.url}/v1/audio/voices").json()["uploaded_voices"]
+    assert shown["name"] == "Ada"
+    assert {path.suffix for path in (server.log.parent / "voices").iterdir()} == {".json", ".audio"}
+    with pytest.raises(openai.BadRequestError, match="cannot clone"):
+        client.audio.speech.create(input="Hello.", model="aurateam/AURA", voice="Ada")
+    assert httpx.delete(f"{server.url}/v1/audio/voices/Ada").json()["success"] is True
+
+
+def test_every_stage_is_ready_and_the_engine_has_worked(server):
+    ready = httpx.get(f"{server.url}/ready").json()
+    assert ready == {"status": "ready", "stages": dict.fromkeys(("asr", "aura", "talker", "code2wav"), "ready")}
+    numbers = httpx.get(f"{server.url}/metrics").text
+    for stage in ready["stages"]:
+        steps = re.search(rf'^aura_omni:engine_steps_total{{stage="{stage}"}} (\S+)$', numbers, re.M)
+        assert float(steps[1]) > 0
+
+
+def test_the_page_that_the_command_names_may_call_and_others_may_not(server):
+    for origin, allowed in (("https://app.example", "https://app.example"), ("https://evil.example", None)):
+        asked = {"origin": origin, "access-control-request-method": "POST"}
+        answer = httpx.options(f"{server.url}/v1/chat/completions", headers=asked)
+        assert answer.headers.get("access-control-allow-origin") == allowed
+
+
+def test_a_turn_that_takes_too_long_ends_and_frees_every_stage(server, client):
+    asked = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 256, "min_tokens": 200}
+    late = httpx.post(f"{server.url}/v1/chat/completions", json=asked, headers={"x-request-timeout": "0.1"})
+    assert (late.status_code, late.json()["error"]["code"]) == (504, "timeout")
+    for _ in range(50):
+        numbers = httpx.get(f"{server.url}/metrics").text
+        running = re.findall(r"^aura_omni:(?:num_requests_running|kv_pages_used){.*} (\S+)$", numbers, re.M)
+        if running and not any(map(float, running)):
+            break
+        time.sleep(0.02)
+    assert not any(map(float, running))
+
+
 def test_a_client_that_leaves_a_speech_frees_it(server, client):
     for _ in range(3):
         with client.audio.speech.with_streaming_response.create(
@@ -322,8 +365,33 @@ def test_a_transcript_is_what_the_chat_hears(client):
     assert transcribed(client, response_format="verbose_json").duration == pytest.approx(8.3, abs=0.1)
 
 
-def test_silence_is_transcribed_as_nothing(client):
-    assert transcribed(client, float_wav(np.zeros(80_000))).text == ""
+TIMES_S = np.arange(80_000) / 16_000
+
+
+@pytest.mark.parametrize(
+    "sound",
+    [np.zeros(80_000), 0.3 * np.random.default_rng(0).uniform(-1, 1, 80_000), 0.5 * np.sin(2 * np.pi * 440 * TIMES_S)],
+    ids=["silence", "noise", "tone"],
+)
+def test_a_recording_in_which_nobody_speaks_is_transcribed_as_nothing(client, sound):
+    heard = transcribed(client, float_wav(sound), response_format="verbose_json")
+    assert (heard.text, heard.language, heard.segments) == ("", "", [])
+    assert heard.duration == 5.0
+    (part,) = [{"type": "input_audio", "input_audio": {"data": base64.b64encode(float_wav(sound)).decode()}}]
+    assert ask(client, [part]).choices[0].model_extra["silent"] is True
+
+
+def test_a_short_clip_has_its_true_duration(client):
+    clip = float_wav(0.1 * np.random.default_rng(0).uniform(-1, 1, 160))
+    assert transcribed(client, clip, response_format="verbose_json").duration == 0.01
+
+
+def test_subtitles_of_a_recording_have_its_times(client):
+    (block,) = transcribed(client, response_format="srt").strip().split("\n\n")
+    number, times, text = block.split("\n", 2)
+    assert number == "1"
+    assert re.fullmatch(r"00:00:00,\d{3} --> 00:00:0[78],\d{3}", times)
+    assert " ".join(text.split()) == " ".join(transcribed(client).text.split())
 
 
 @pytest.mark.parametrize("language", ["en", "EN", "en-US", "English", "zh_CN", ""])

@@ -58,6 +58,7 @@ MEDIA_KEYS: Mapping[str, Check] = {
     "max_bytes": whole(1, 2**40),
     "timeout_s": number(0.1, 3_600),
     "max_audio_s": number(0.1, 3_600),  # what one request may have in all
+    "max_recording_s": number(0.1, 86_400),
     "max_video_frames": whole(2, 4_096),
     "max_pixels": whole(1, 2**28),
 }
@@ -69,6 +70,8 @@ def media(value: Any, where: str) -> dict[str, Any]:
     return {key: MEDIA_KEYS[key](item, f"{where}.{key}") for key, item in value.items() if item is not None}
 
 
+REQUEST_TIMEOUT: Check = number(0.1, 86_400)
+
 TOP_KEYS: Mapping[str, Check] = {
     "pipeline": text,
     "served_model_name": texts,
@@ -78,6 +81,8 @@ TOP_KEYS: Mapping[str, Check] = {
     "duplex_session": mapping,
     "connectors": mapping,
     "media": media,
+    "request_timeout_s": REQUEST_TIMEOUT,
+    "custom_voice_dir": text,
     "stages": mapping,
     "platforms": mapping,
     "dtype": dtype,
@@ -95,7 +100,6 @@ TOP_UNUSED: Mapping[str, str] = {
     "trust_remote_code": "code from a checkpoint is never run",
     "distributed_executor_backend": _ONE_PROCESS,
     "enable_chunked_prefill": "prefill is always chunked",
-    "custom_voice_dir": "voices come with the request or the checkpoint",
 }
 DUPLEX_KEYS = (
     "idle_ttl_s",

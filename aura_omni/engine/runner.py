@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from aura_omni.counters import Counters
 from aura_omni.engine.attention import PagedKV
 from aura_omni.engine.graphs import Graphed, sizes_up_to
 from aura_omni.engine.kv_cache import KVCache
@@ -32,21 +33,6 @@ from aura_omni.flow import Sampling
 logger = logging.getLogger(__name__)
 
 _NO_ID = -1  # drawn from logits that are not finite
-
-
-@dataclass(frozen=True, slots=True)
-class Counters:
-    """For metrics. steps, rows, prompt rows and preemptions since the start; the rest now."""
-
-    running: int
-    waiting: int
-    pages: int
-    pages_used: int
-    pages_kept: int  # that a new request could find
-    steps: int
-    computed_rows: int
-    cached_rows: int  # rows of prompts that were found instead of computed
-    preemptions: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +94,7 @@ class ArRunner:
             self._graph.prepare()
         self._constraints: dict[Sequence, Constraints] = {}
         self._steps = self._computed_rows = self._cached_rows = 0
+        self._prompt_tokens = self._generated_tokens = 0
 
     @property
     def busy(self) -> bool:
@@ -124,6 +111,8 @@ class ArRunner:
             pages_used=self._cache.used,
             pages_kept=self._cache.kept,
             steps=self._steps,
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated_tokens,
             computed_rows=self._computed_rows,
             cached_rows=self._cached_rows,
             preemptions=self._scheduler.preemptions,
@@ -151,6 +140,7 @@ class ArRunner:
         sampling = sequence.sampling
         self.check(sequence.prompt_length, sampling)
         self._scheduler.add(sequence)
+        self._prompt_tokens += sequence.prompt_length
         sequence.seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
         if Constraints.needed(sampling):
             prompt = sequence.tokens if self._model.penalise_prompt else ()
@@ -271,6 +261,7 @@ class ArRunner:
                 self._fail(sequence, EngineError("the logits of a step are not finite"))
                 continue
             sequence.tokens.append(token)
+            self._generated_tokens += 1
             if sequence in self._constraints:
                 self._constraints[sequence].add(token)
             if self._stops(sequence, token):

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from aura_omni.counters import Counters
 from aura_omni.engine.sequence import Batch, Sequence
 from aura_omni.models.layers import KeyValues
 from aura_omni.models.qwen3 import Decoder, DecoderConfig
@@ -63,7 +64,7 @@ class StageModel(Protocol):
 
 
 class Runner(Protocol):
-    """A stage as the engine's loop sees it. All calls come from the engine thread."""
+    """A stage as the engine's loop sees it. All calls but `counters` come from the engine thread."""
 
     def step(self) -> bool:
         """Do one step if there is work. Returns whether there was. Errors of one request end that request only.
@@ -74,6 +75,11 @@ class Runner(Protocol):
 
     def abort_all(self, error: Exception) -> None:
         """End every request with reason "error"."""
+        ...
+
+    @property
+    def counters(self) -> Counters:
+        """From any thread; the numbers may be of two neighbouring steps."""
         ...
 
     def check_integrity(self) -> None:

@@ -12,8 +12,9 @@ from __future__ import annotations
 import hashlib
 import io
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import BinaryIO, Literal
 
 import av
 import numpy as np
@@ -47,6 +48,33 @@ def decode_audio(data: bytes, *, max_s: float, budget: Budget | None = None, par
     returns samples float32 [n] in [-1, 1], the mean of all channels; louder files are divided by their peak
     raises  BadMedia: unreadable, no audio track, no samples, non-finite samples, too long, or an absurd rate
     """
+    pieces: list[np.ndarray] = []
+    rate = count = 0
+    for piece, rate in mono_pieces(data, param=param):
+        pieces.append(piece)
+        count += len(piece)
+        if count > max_s * rate:
+            raise BadMedia(
+                f"the sound lasts longer than {max_s:g} s; cut it, or raise media.max_audio_s in the deploy file",
+                param=param,
+            )
+        if count > MAX_SAMPLES:
+            raise BadMedia(
+                f"the sound has more than {MAX_SAMPLES:,} samples, {MAX_SAMPLES / rate:,.0f} s at {rate} Hz; cut it, "
+                "or send it at a lower rate",
+                param=param,
+            )
+        if budget is not None:
+            budget.take("audio_s", len(piece) / rate, param=param)
+            budget.take("samples", len(piece), param=param)
+    return audio_of(np.concatenate(pieces), rate, param=param)
+
+
+def mono_pieces(data: bytes | BinaryIO, *, param: str | None = None) -> Iterator[tuple[np.ndarray, int]]:
+    """The first audio track of a file as it is decoded: float32 [n] pieces, n > 0, and their rate, which does not change.
+
+    At least one piece. Not checked to be finite or in [-1, 1]: `audio_of` does it. Raises BadMedia as `decode_audio`.
+    """
     with opened(data, param=param) as container:
         if not container.streams.audio:
             raise BadMedia("the file has no audio track; send one that has sound", param=param)
@@ -54,44 +82,34 @@ def decode_audio(data: bytes, *, max_s: float, budget: Budget | None = None, par
         assert isinstance(stream, AudioStream)
         if stream.codec_context is None:
             raise BadMedia("the audio track uses a codec that this server cannot decode", param=param)
-        pieces: list[np.ndarray] = []
         rate = count = 0
         for frame in audio_frames(stream, packets(container, stream), param=param):
             rate = _checked_rate(frame.sample_rate, rate, param=param)
             if frame.format.packed.name not in _SAMPLE_FORMATS:
                 raise BadMedia(f"samples of type {frame.format.name} are not supported; send 16-bit", param=param)
-            pieces.append(_mono(frame))
-            count += frame.samples
-            if count > max_s * rate:
-                raise BadMedia(
-                    f"the sound lasts longer than {max_s:g} s; cut it, or raise media.max_audio_s in the deploy file",
-                    param=param,
-                )
-            if count > MAX_SAMPLES:
-                raise BadMedia(
-                    f"the sound has more than {MAX_SAMPLES:,} samples, {MAX_SAMPLES / rate:,.0f} s at {rate} Hz; cut it, "
-                    "or send it at a lower rate",
-                    param=param,
-                )
-            if budget is not None:
-                budget.take("audio_s", frame.samples / rate, param=param)
-                budget.take("samples", frame.samples, param=param)
+            if frame.samples:
+                count += frame.samples
+                yield _mono(frame), rate
     if not count:
         raise BadMedia("the audio track has no samples (0 s); send a recording that has some", param=param)
-    return audio_of(np.concatenate(pieces), rate, param=param)
 
 
 def audio_of(samples: np.ndarray, rate: int, *, param: str | None = None) -> Audio:
     """Audio from float32 [n] mono samples, n > 0: checked to be finite, kept in [-1, 1], with its key."""
+    check_finite(samples, param=param)
     peak = float(np.abs(samples).max())
-    if not np.isfinite(peak):
-        bad = int(np.count_nonzero(~np.isfinite(samples)))
-        raise BadMedia(f"{bad} of {len(samples)} samples are NaN or infinite; send finite audio", param=param)
     if peak > 1.0:  # float files and lossy decoders overshoot; scaling keeps the shape, clipping would distort it
         samples = samples / np.float32(peak)
     samples = np.ascontiguousarray(samples, dtype=np.float32)
     key = hashlib.blake2b(samples, digest_size=16, salt=rate.to_bytes(8, "little"))
     return Audio(samples=samples, rate=rate, key=key.digest())
+
+
+def check_finite(samples: np.ndarray, *, param: str | None = None) -> None:
+    """Raises BadMedia when a sample is no number."""
+    if not np.isfinite(samples).all():
+        bad = int(np.count_nonzero(~np.isfinite(samples)))
+        raise BadMedia(f"{bad} of {len(samples)} samples are NaN or infinite; send finite audio", param=param)
 
 
 def _checked_rate(rate: int, before: int, *, param: str | None) -> int:

@@ -16,9 +16,14 @@ _STEADY_DB = 3.0
 _STEADY_S = 1.0
 
 
+def slot_samples(rate: int) -> int:
+    """Samples of the stretches that `levels` measures."""
+    return max(1, round(SLOT_S * rate))
+
+
 def levels(samples: np.ndarray, rate: int) -> np.ndarray:
     """float64 [slots]: the RMS of each whole 20 ms of float samples [n], a constant offset not counted."""
-    slot = max(1, round(SLOT_S * rate))
+    slot = slot_samples(rate)
     slots = len(samples) // slot
     return samples[: slots * slot].astype(np.float64).reshape(slots, slot).std(axis=1)
 

@@ -1,4 +1,4 @@
-"""POST /v1/audio/speech: one text becomes the sound of it; GET /v1/audio/voices.
+"""POST /v1/audio/speech: one text becomes the sound of it.
 
 pcm is sent as it is made, and so is wav with `stream_format: "audio"` (or `stream: true`): one header of unknown length, then samples. Without
 it wav is a file whose header knows its length. mp3, opus and flac are always whole files. `stream_format: "sse"` sends
@@ -78,11 +78,6 @@ def router(pipeline: Pipeline, media: MediaReader) -> APIRouter:
                 log_failure(request.scope, failed)
 
         return WhileConnected(work)
-
-    @routes.get("/v1/audio/voices")
-    async def voices() -> dict[str, list[str]]:
-        check_speaks()
-        return {"voices": list(pipeline.speakers)}
 
     return routes
 

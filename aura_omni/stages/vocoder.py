@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from aura_omni.counters import Counters
 from aura_omni.engine.loader import Checkpoint
 from aura_omni.engine.sequence import FinishReason
 from aura_omni.errors import CheckpointError, CodeOutOfRange, EngineError, Overloaded
@@ -111,7 +112,7 @@ class VocoderRunner:
         self._free = list(range(max_num_seqs - 1, -1, -1))
         self._streams: dict[Stream, None] = {}  # all open ones, in the order they came
         self._references: OrderedDict[bytes, CodecSnapshot] = OrderedDict()
-        self._steps = 0
+        self._steps = self._frames_in = self._frames_out = 0
 
     # ------------------------------------------------------------ streams
 
@@ -154,6 +155,7 @@ class VocoderRunner:
             stream.error = error
             return
         stream.received += len(codes)
+        self._frames_in += len(codes)
         stream.pending.extend(codes)
 
     def close(self, stream: Stream) -> None:
@@ -190,6 +192,18 @@ class VocoderRunner:
         assert not any(stream.ended for stream in self._streams), "an ended stream is still listed"
         assert len(self._streams) <= self.max_num_seqs + self.max_waiting, "more streams than admitted"
         assert len(self._references) <= self.max_references, "more reference states than allowed"
+
+    @property
+    def counters(self) -> Counters:
+        """From any thread; frames that came in and that became sound."""
+        running = self.slots_used
+        return Counters(
+            running=running,
+            waiting=max(0, len(self._streams) - running),
+            steps=self._steps,
+            prompt_tokens=self._frames_in,
+            generated_tokens=self._frames_out,
+        )
 
     @property
     def slots_used(self) -> int:
@@ -277,6 +291,7 @@ class VocoderRunner:
             if not stream.ended:  # an earlier stream's on_audio may have aborted it
                 stream.on_audio(row)
         self._steps += 1
+        self._frames_out += count * len(group)
 
     def _fail(self, streams: list[Stream], what: str, error: RuntimeError) -> None:
         """The device refused (out of memory, say): these streams end in the next step, the others go on."""
