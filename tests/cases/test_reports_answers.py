@@ -74,7 +74,7 @@ CHAT = ("/v1/chat/completions", {"model": "AURA", "messages": HELLO["messages"]}
 SPEECH = ("/v1/audio/speech", {"model": "AURA", "input": "Hello."})
 STREAMED = [
     ("chat", *CHAT[:1], {**CHAT[1], "stream": True}),
-    ("chat as OpenAI", *CHAT[:1], {**CHAT[1], "stream": True, "modalities": ["text", "audio"], "audio": {"format": "wav"}}),
+    ("chat as OpenAI", *CHAT[:1], {**CHAT[1], "stream": True, "modalities": ["text", "audio"], "audio": {"voice": "vivian", "format": "wav"}}),
     ("speech", *SPEECH[:1], {**SPEECH[1], "response_format": "pcm"}),
     ("speech, wav", *SPEECH[:1], {**SPEECH[1], "stream_format": "audio"}),
     ("speech in events", *SPEECH[:1], {**SPEECH[1], "stream_format": "sse"}),
@@ -146,7 +146,7 @@ def a_minute_at_once(_: TurnRequest) -> Iterator[Event]:
 
 
 def in_events(audio_format: str) -> list[tuple[str, dict[str, Any]]]:
-    spoken = {"stream": True, "modalities": ["text", "audio"], "audio": {"format": audio_format}}
+    spoken = {"stream": True, "modalities": ["text", "audio"], "audio": {"voice": "vivian", "format": audio_format}}
     return [
         (CHAT[0], {**CHAT[1], "stream": True}),
         (CHAT[0], {**CHAT[1], **spoken}),

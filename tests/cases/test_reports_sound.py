@@ -49,12 +49,14 @@ def events(data: bytes) -> Iterator[dict[str, Any]]:
 
 
 def chat_whole(url: str, audio_format: str, **fields: Any) -> bytes:
-    answer = json.loads(post(f"{url}/v1/chat/completions", {**HELLO, "audio": {"format": audio_format}, **fields}))
+    answer = json.loads(
+        post(f"{url}/v1/chat/completions", {**HELLO, "audio": {"voice": "vivian", "format": audio_format}, **fields})
+    )
     return base64.b64decode(answer["choices"][0]["message"]["audio"]["data"])
 
 
 def chat_stream(url: str, audio_format: str, **fields: Any) -> bytes:
-    body = {**HELLO, "audio": {"format": audio_format}, "stream": True, **fields}
+    body = {**HELLO, "audio": {"voice": "vivian", "format": audio_format}, "stream": True, **fields}
     pieces = []
     for chunk in events(post(f"{url}/v1/chat/completions", body)):
         for choice in chunk["choices"]:
@@ -187,7 +189,7 @@ def test_32_parallel_requests_get_exactly_their_own_text_and_sound(served: Serve
             "temperature": 0.9,
             "seed": number,
             "max_tokens": 3 + number % 5,
-            "audio": {"format": "pcm16"},
+            "audio": {"voice": "vivian", "format": "pcm16"},
             "additional_information": {"tts_max_new_tokens": 4 + number % 7},
         }
 
