@@ -28,7 +28,7 @@ from aura_omni.flow import (
     Transcript,
     Usage,
 )
-from aura_omni.media.audio import AudioFormat, encode
+from aura_omni.media.encoder import AudioFormat, encode
 
 AUDIO_FORMATS: dict[str, AudioFormat] = {
     "wav": "wav", "pcm": "pcm16", "pcm16": "pcm16", "flac": "flac", "mp3": "mp3", "opus": "opus",

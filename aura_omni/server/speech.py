@@ -34,8 +34,8 @@ from aura_omni.flow import (
     Usage,
     checked_sampling,
 )
-from aura_omni.media.audio import AudioFormat, encode, pcm16, wav_header
 from aura_omni.media.budget import Budget
+from aura_omni.media.encoder import AudioFormat, encode, pcm16, wav_header
 from aura_omni.server.answer import EVENT_STREAM, WhileConnected, send_whole, served_model, stream_turn, whole_turn
 from aura_omni.server.completion import STREAMED_FORMATS, audio_format_of
 from aura_omni.server.errors import error_event, log_failure

@@ -26,7 +26,7 @@ from aura_omni.flow import (
     TextDelta,
     Transcript,
 )
-from aura_omni.media.audio import pcm16, wav_header
+from aura_omni.media.encoder import pcm16, wav_header
 from aura_omni.server.completion import AUDIO_KEPT_S, Wanted, audio_metadata, finish_reason, usage
 
 DONE = b"data: [DONE]\n\n"

@@ -29,7 +29,7 @@ from aura_omni.flow import (
     Transcript,
     TurnRequest,
 )
-from aura_omni.media.audio import pcm16
+from aura_omni.media.encoder import pcm16
 from tests.server.conftest import data_url, mp4_bytes, png_bytes, wav_bytes
 from tests.server.fake import USAGE, FakePipeline, pictures, said, tone
 

@@ -18,7 +18,7 @@ import pytest
 
 from aura_omni.errors import BadVoice, EngineError, PromptTooLong
 from aura_omni.flow import FRAME_SAMPLES, AudioChunk, Ended, Event, Text, TextDelta, TurnRequest, Voice
-from aura_omni.media.audio import pcm16, wav_header
+from aura_omni.media.encoder import pcm16, wav_header
 from tests.server.conftest import data_url, wav_bytes
 from tests.server.fake import USAGE, WAIT_S, FakePipeline, Pause, serving, tone
 
