@@ -127,3 +127,30 @@ def _of_length(samples: np.ndarray, length: int) -> np.ndarray:
     if len(samples) >= length:
         return samples[:length]
     return np.concatenate([samples, np.zeros(length - len(samples), np.float32)])
+
+
+class Resampler:
+    """`resample` of a sound that comes in parts: the same samples, however it is cut. Not for two threads at once."""
+
+    def __init__(self, rate_in: int, rate_out: int) -> None:
+        self._rates = rate_in, rate_out
+        self._taken = self._given = 0
+        self._stream = None
+        if rate_in != rate_out:
+            self._stream = soxr.ResampleStream(rate_in, rate_out, 1, dtype="float32", quality="HQ")
+
+    def feed(self, samples: np.ndarray) -> np.ndarray:
+        """float32 [n] -> float32 [m], what is settled by now: 40 to 70 ms behind."""
+        if self._stream is None:
+            return samples
+        self._taken += len(samples)
+        settled = self._stream.resample_chunk(samples)
+        self._given += len(settled)
+        return settled
+
+    def finish(self) -> np.ndarray:
+        """float32 [m], the rest of the sound."""
+        if self._stream is None:
+            return np.zeros(0, np.float32)
+        rest = self._stream.resample_chunk(np.zeros(0, np.float32), last=True)
+        return _of_length(rest, _length(self._taken, *self._rates) - self._given)

@@ -76,6 +76,13 @@ def encode(samples: np.ndarray, rate: int, audio_format: AudioFormat) -> bytes:
     return file.getvalue()
 
 
+def check_rate(audio_format: AudioFormat, rate: int, *, param: str | None = None) -> None:
+    """Raises BadRequest when the format cannot carry the rate in Hz, naming those that it can."""
+    if audio_format in _CODECS and rate not in _CODECS[audio_format].rates:
+        rates = ", ".join(map(str, _CODECS[audio_format].rates))
+        raise BadRequest(f"{audio_format} at {rate} Hz is not possible; choose one of {rates}, or wav", param=param)
+
+
 # ---------------------------------------------------------------- samples as they are
 
 
@@ -153,10 +160,8 @@ class _Writer:
     """A codec and its container into a file. One that can be sought in gets its length in front at the end."""
 
     def __init__(self, audio_format: AudioFormat, rate: int, file: BinaryIO) -> None:
+        check_rate(audio_format, rate)
         codec = _CODECS[audio_format]
-        if rate not in codec.rates:
-            rates = ", ".join(map(str, codec.rates))
-            raise BadRequest(f"{audio_format} at {rate} Hz is not possible; choose one of {rates}, or wav")
         self._name, self._format, self._rate = audio_format, codec.sample_format, rate
         self._empty = True
         # bitexact: no random stream serials or version tags, so that outputs can be compared and cached.
