@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from aura_omni.errors import BadMedia
 from aura_omni.media import audio as audio_module
-from aura_omni.media.audio import decode_audio, resample
+from aura_omni.media.audio import Resampler, decode_audio, resample
 from aura_omni.media.encoder import encode, pcm16
 
 PARAM = "messages[0].content[1].audio_url"
@@ -277,6 +277,21 @@ def test_resampled_length_is_the_duration_rounded_up(count, rate_in, rate_out):
     out = resample(np.zeros(count, np.float32), rate_in, rate_out)
     assert out.dtype == np.float32
     assert len(out) == -(-count * rate_out // rate_in)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from([8_000, 16_000, 22_050, 24_000, 44_100, 48_000]),
+    st.integers(0, 9_000),
+    st.lists(st.integers(0, 9_000), max_size=12),
+)
+def test_a_sound_that_comes_in_parts_is_resampled_as_if_it_came_at_once(rate_out, count, cuts):
+    samples = np.random.default_rng(count).normal(0, 0.2, count).astype(np.float32)
+    resampler = Resampler(24_000, rate_out)
+    parts = [resampler.feed(part) for part in np.split(samples, sorted(min(cut, count) for cut in cuts))]
+    got = np.concatenate([*parts, resampler.finish()])
+    assert len(got) == -(-count * rate_out // 24_000)
+    assert np.array_equal(got, resample(samples, 24_000, rate_out))
 
 
 def test_resampling_keeps_a_tone_and_removes_what_would_alias():
