@@ -106,6 +106,15 @@ class Voice:
 
 
 @dataclass(frozen=True, slots=True)
+class Playback:
+    """How the speech is listened to. It decides which frames are decoded and sent together, never what is said."""
+
+    live: bool = True  # False: nobody hears it before its end
+    speed: float = 1.0  # seconds of speech played in a second
+    first_frames: int | None = None  # of the first chunk; None or 0: as the deploy file says
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
     """How the next token is chosen. Field names are vLLM's. temperature 0 is greedy; top_k 0 or -1 is off."""
 
@@ -236,6 +245,7 @@ class TurnRequest:
     speak: bool = True  # False: text only, neither Talker nor Code2Wav hears of the turn
     system_prompt: str | None = None  # replaces the default live-video prompt
     voice: Voice = Voice()
+    playback: Playback = Playback()
     sampling: Mapping[StageName, Mapping[str, Any]] = field(default_factory=dict)
 
 

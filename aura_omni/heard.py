@@ -11,7 +11,7 @@ import numpy as np
 
 from aura_omni.errors import AuraError, EngineError, Unavailable
 from aura_omni.flow import FRAME_SAMPLES, VOICE_RATE, AudioChunk, Ended, Event, TextDelta, Transcript
-from aura_omni.media.audio import encode
+from aura_omni.media.encoder import encode
 from aura_omni.media.formats import audio_format_of_file
 
 

@@ -15,7 +15,7 @@ from aura_omni.config import Config, narrowed
 from aura_omni.errors import AuraError, BadRequest
 from aura_omni.flow import SILENT_TEXT, VOICE_RATE, AudioChunk, Event, StageName, TextDelta, TranscriptFormat, Voice
 from aura_omni.heard import Heard, failure
-from aura_omni.media.audio import AudioFormat, encode, pcm16, wav_header
+from aura_omni.media.encoder import AudioFormat, encode, start
 from aura_omni.media.formats import audio_format_of_file
 from aura_omni.offline_flags import STDIO
 from aura_omni.pipeline import Pipeline
@@ -175,13 +175,10 @@ class _Output:
 
 
 def _to_stdout(events: Iterable[Event]) -> Iterator[Event]:
-    begun = False
+    encoder = start("wav", VOICE_RATE)
     for event in events:
         if isinstance(event, AudioChunk):
-            if not begun:
-                sys.stdout.buffer.write(wav_header(VOICE_RATE, None))
-            begun = True
-            sys.stdout.buffer.write(pcm16(event.samples))
+            sys.stdout.buffer.write(encoder.feed(event.samples))
             sys.stdout.buffer.flush()
         yield event
 

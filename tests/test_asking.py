@@ -13,7 +13,8 @@ import pytest
 import aura_omni
 from aura_omni.errors import BadMedia, BadRequest, TooLarge
 from aura_omni.flow import FRAME_SAMPLES, Audio, AudioChunk, Ended, Message, Text, TextDelta, Transcript, Voice
-from aura_omni.media.audio import decode_audio, encode
+from aura_omni.media.audio import decode_audio
+from aura_omni.media.encoder import encode
 from aura_omni.pipeline import Pipeline
 from aura_omni.transcription import Transcription
 from tests.family import DATA, WORDS, ask, clip, recording, spoken

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from aura_omni.errors import BadRequest
-from aura_omni.media.audio import AudioFormat
+from aura_omni.media.encoder import AudioFormat
 
 AUDIO_FORMATS: Mapping[str, AudioFormat] = {
-    "wav": "wav", "pcm": "pcm16", "pcm16": "pcm16", "flac": "flac", "mp3": "mp3", "opus": "opus",
+    "wav": "wav", "pcm": "pcm16", "pcm16": "pcm16", "flac": "flac", "mp3": "mp3", "opus": "opus", "aac": "aac",
 }  # fmt: skip
-STREAMED_FORMATS: tuple[AudioFormat, ...] = ("wav", "pcm16")
 _SUFFIXES = {"ogg": "opus", "raw": "pcm16"}
 
 

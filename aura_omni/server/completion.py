@@ -16,7 +16,8 @@ from typing import Any
 
 from aura_omni.flow import SILENT_TEXT, VOICE_RATE, Ended, Usage
 from aura_omni.heard import Heard, finish_reason
-from aura_omni.media.audio import AudioFormat, encode
+from aura_omni.media.encoder import AudioFormat
+from aura_omni.server.sound import SoundFormat, whole_sound
 
 AUDIO_KEPT_S = 24 * 3600  # what expires_at says; nothing is stored, the data is all there is
 
@@ -29,7 +30,7 @@ class Wanted:
     text: bool
     audio: bool
     audio_format: AudioFormat
-    openai_audio: bool  # the request has OpenAI's `audio` object; a stream then speaks through delta.audio
+    openai_audio: bool  # a stream speaks through delta.audio
     include_usage: bool
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
     audio_id: str = field(default_factory=lambda: f"audio-{uuid.uuid4().hex}")
@@ -69,14 +70,14 @@ def completion(heard: Heard, ended: Ended, wanted: Wanted) -> dict[str, Any]:
         "silent": silent,
     }
     if wanted.audio and not silent:
-        samples = heard.sound()
+        sound = whole_sound(heard.sound(), SoundFormat(wanted.audio_format))
         message["audio"] = {
             "id": wanted.audio_id,
-            "data": base64.b64encode(encode(samples, VOICE_RATE, wanted.audio_format)).decode(),
+            "data": base64.b64encode(sound.data).decode(),
             "expires_at": wanted.created + AUDIO_KEPT_S,
             "transcript": text,
         }
-        choice["audio_metadata"] = audio_metadata(wanted.audio_format, len(samples))
+        choice["audio_metadata"] = audio_metadata(wanted.audio_format, sound.samples)
         choice["audio_finish_reason"] = ended.speech_reason or "stop"
     return {
         "id": wanted.id,

@@ -11,7 +11,8 @@ import numpy as np
 import soundfile
 from PIL import Image
 
-from aura_omni.media.audio import pcm16, resample
+from aura_omni.media.audio import resample
+from aura_omni.media.encoder import pcm16
 from tests.family import recording
 from tests.media_files import make_audio, make_picture, make_wav
 
