@@ -6,7 +6,7 @@ Events are deltas unless they say "whole". A Turn sends any number of events and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -26,6 +26,8 @@ Role = Literal["system", "user", "assistant"]
 Reason = Literal["stop", "length", "silent", "cancelled", "error"]
 VoiceTask = Literal["Base", "CustomVoice", "VoiceDesign"]
 TurnPart = Literal["turn", "speech", "transcript"]
+TranscriptFormat = Literal["json", "text", "verbose_json", "srt", "vtt"]
+TRANSCRIPT_FORMATS: tuple[TranscriptFormat, ...] = ("json", "text", "verbose_json", "srt", "vtt")
 
 
 # ---------------------------------------------------------------- what goes in
@@ -37,7 +39,8 @@ class MediaLimits:
 
     max_bytes: int = 100 * 2**20  # one medium as sent
     timeout_s: float = 20.0  # one fetch, redirects included
-    max_audio_s: float = 1_200.0
+    max_audio_s: float = 1_200.0  # of a message
+    max_recording_s: float = 14_400.0  # one file to transcribe, which is read piece by piece
     max_video_frames: int = 128  # after sampling
     max_pixels: int = 50_000_000  # one picture or video frame
 
@@ -100,6 +103,15 @@ class Voice:
     # while it is written (unless its ids are passed); else as the checkpoint's package does it (Base no, the others yes).
     non_streaming: bool | None = None
     max_frames: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Playback:
+    """How the speech is listened to. It decides which frames are decoded and sent together, never what is said."""
+
+    live: bool = True  # False: nobody hears it before its end
+    speed: float = 1.0  # seconds of speech played in a second
+    first_frames: int | None = None  # of the first chunk; None or 0: as the deploy file says
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +245,7 @@ class TurnRequest:
     speak: bool = True  # False: text only, neither Talker nor Code2Wav hears of the turn
     system_prompt: str | None = None  # replaces the default live-video prompt
     voice: Voice = Voice()
+    playback: Playback = Playback()
     sampling: Mapping[StageName, Mapping[str, Any]] = field(default_factory=dict)
 
 
@@ -294,3 +307,14 @@ class Ended:
 
 
 Event = Transcript | TextDelta | AudioChunk | Ended
+
+
+# ---------------------------------------------------------------- how far a start has come
+
+# ready: the stage has done one real inference
+StagePhase = Literal["waiting", "loading", "loaded", "ready", "failed"]
+Report = Callable[[StageName, StagePhase], None]
+
+
+def unreported(_: StageName, __: StagePhase) -> None:
+    """For a start that nobody watches."""

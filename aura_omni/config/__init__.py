@@ -10,6 +10,7 @@ from aura_omni.config.config import (
     cuda_index,
 )
 from aura_omni.config.load import load
+from aura_omni.config.machine import load_here, narrowed, platform
 from aura_omni.config.show import to_yaml
 
 __all__ = [
@@ -21,5 +22,8 @@ __all__ = [
     "check_free_memory",
     "cuda_index",
     "load",
+    "load_here",
+    "narrowed",
+    "platform",
     "to_yaml",
 ]

@@ -20,6 +20,8 @@ Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8091
 DEFAULT_MAX_BODY_BYTES = 160 * 2**20  # base64 makes the media in it a third larger
+DEFAULT_REQUEST_TIMEOUT_S = 600.0  # what official clients wait by default
+LOCAL_ORIGINS = ("http://localhost:*", "http://127.0.0.1:*", "http://[::1]:*")
 DEFAULT_PARTS: Mapping[str, int] = {"audio": 64, "image": 128, "video": 64}
 
 
@@ -55,7 +57,7 @@ class StageConfig:
 
 @dataclass(frozen=True, slots=True)
 class AudioChunks:
-    """How many frames go out together while speech is streamed: the first time, and then."""
+    """How many frames go out together: the first time, and later at most."""
 
     first_frames: int
     frames: int
@@ -68,6 +70,9 @@ class Config:
     host: str
     port: int
     api_keys: tuple[str, ...] = field(repr=False)  # empty: no key is asked for
+    allowed_origins: tuple[str, ...]  # web pages that may call; "*": all
+    request_timeout_s: float  # longest work on one request
+    voices_dir: Path | None  # where uploaded voices are kept; None: none are
     media: MediaConfig
     stages: tuple[StageConfig, ...]  # in the order of the pipeline
     audio_chunks: AudioChunks
@@ -90,6 +95,9 @@ class Options:
     host: str = DEFAULT_HOST
     port: int = DEFAULT_PORT
     api_key: Sequence[str] = field(default=(), repr=False)
+    allowed_origins: Sequence[str] = ()
+    request_timeout: float | None = None
+    custom_voice_dir: str | None = None
     allowed_local_media_path: str | None = None
     allowed_media_domains: Sequence[str] = ()
     stage_overrides: str | None = None  # JSON

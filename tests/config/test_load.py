@@ -445,3 +445,23 @@ def test_no_stage_is_switched_off_whose_result_another_needs(deploy, off):
     overrides = json.dumps({number: {"enabled": False} for number in off})
     with pytest.raises(ConfigError, match="only talker and code2wav can be switched off, together"):
         loaded(deploy_config=deploy, stage_overrides=overrides)
+
+
+# ---------------------------------------------------------------- what surrounds requests
+
+
+def test_time_and_voices_are_in_the_file_and_flags_beat_it(tmp_path):
+    deploy = written(tmp_path, f"base_config: nano.yaml\nrequest_timeout_s: 30\ncustom_voice_dir: {tmp_path / 'a'}\n")
+    in_file = loaded(deploy_config=deploy)
+    assert (in_file.request_timeout_s, in_file.voices_dir) == (30, tmp_path / "a")
+    by_flag = loaded(deploy_config=deploy, request_timeout=5.0, custom_voice_dir=str(tmp_path / "b"))
+    assert (by_flag.request_timeout_s, by_flag.voices_dir) == (5.0, tmp_path / "b")
+    neither = loaded()
+    assert (neither.request_timeout_s, neither.voices_dir) == (600, None)
+    assert yaml.safe_load(to_yaml(by_flag))["request_timeout_s"] == 5.0
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf"), 1e9])
+def test_a_time_limit_that_is_none_is_refused(seconds):
+    with pytest.raises(ConfigError, match="--request-timeout"):
+        loaded(request_timeout=seconds)
