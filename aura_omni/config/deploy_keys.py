@@ -69,6 +69,21 @@ def media(value: Any, where: str) -> dict[str, Any]:
     return {key: MEDIA_KEYS[key](item, f"{where}.{key}") for key, item in value.items() if item is not None}
 
 
+SPEECH_KEYS: Mapping[str, Check] = {
+    "normalize": boolean,
+    "spare_frames": whole(1, 2**20),
+    "frames_per_token": number(1, 1_000),
+    "max_loop_s": number(1, 3_600),
+    "max_silence_s": number(1, 3_600),
+}
+
+
+def speech(value: Any, where: str) -> dict[str, Any]:
+    """What is spoken of a text, and when the Talker is stopped."""
+    known_keys(mapping(value, where), where, used=SPEECH_KEYS, unused={})
+    return {key: SPEECH_KEYS[key](item, f"{where}.{key}") for key, item in value.items() if item is not None}
+
+
 TOP_KEYS: Mapping[str, Check] = {
     "pipeline": text,
     "served_model_name": texts,
@@ -78,6 +93,7 @@ TOP_KEYS: Mapping[str, Check] = {
     "duplex_session": mapping,
     "connectors": mapping,
     "media": media,
+    "speech": speech,
     "stages": mapping,
     "platforms": mapping,
     "dtype": dtype,

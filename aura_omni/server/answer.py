@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -46,7 +47,7 @@ def served_model(given: str | None, pipeline: Pipeline) -> str:
 async def whole_turn(pipeline: Pipeline, request: TurnRequest) -> tuple[Heard, Ended]:
     """All that a turn says. Raises what it failed with."""
     heard = Heard()
-    async with opened(pipeline, request) as events:
+    async with opened(pipeline, replace(request, streamed=False)) as events:
         async for event in events:
             heard.add(event)
     ended = heard.ended

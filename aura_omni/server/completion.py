@@ -2,7 +2,7 @@
 
 Beside OpenAI's fields a choice has `silent` (the turn chose not to answer; its content is then `<|silent|>`), and when
 something was spoken `audio_metadata` {format, sample_rate_hz, frame_count (samples per channel), channels} and
-`audio_finish_reason` ("length": the frame budget ended the speech). `aura.transcripts` is what was heard, one for each
+`audio_finish_reason` (flow.SpeechReason; "length": the frame budget ended the speech). `aura.transcripts` is what was heard, one for each
 audio part. Pictures count as video tokens.
 """
 
@@ -98,7 +98,8 @@ def failure(ended: Ended) -> AuraError | None:
 
 def finish_reason(ended: Ended) -> Literal["stop", "length"]:
     """OpenAI's word: "length" when a budget cut the text or the speech."""
-    return "length" if "length" in (ended.reason, ended.speech_reason) else "stop"
+    cut = ended.reason == "length" or ended.speech_reason in ("length", "loop", "silence")
+    return "length" if cut else "stop"
 
 
 def usage(used: Usage) -> dict[str, Any]:

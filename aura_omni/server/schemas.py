@@ -288,6 +288,7 @@ class SpeechRequest(Body):
     ref_text: str | None = None
     x_vector_only_mode: bool | None = None
     non_streaming_mode: bool | None = None
+    normalize: bool | None = None
     max_new_tokens: int | None = Field(None, ge=1, lt=2**31)
     seed: Integer = None
 

@@ -25,7 +25,7 @@ from aura_omni.stages.speech_text.language import LanguageGuess
 from aura_omni.stages.speech_text.markup import Markup
 from aura_omni.stages.speech_text.reader import Reader
 
-__all__ = ["SpeechText"]
+__all__ = ["SpeechText", "whole"]
 
 
 class SpeechText:
