@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from aura_omni.stages.speech_text.english import SPAN
 from aura_omni.stages.speech_text.numbers import chinese as number
 from aura_omni.stages.speech_text.numbers import chinese_digits as digits
 
@@ -17,7 +18,7 @@ _UNITS = {
     "V": "伏", "mAh": "毫安时", "dB": "分贝", "fps": "帧每秒",
 }  # fmt: skip
 _MONEY = {
-    "$": "美元", "US$": "美元", "USD": "美元", "€": "欧元", "EUR": "欧元", "£": "英镑", "GBP": "英镑", "¥": "元", "￥": "元",
+    "$": "美元", "US$": "美元", "USD": "美元", "€": "欧元", "EUR": "欧元", "£": "英镑", "GBP": "英镑", "¥": "元",
     "CNY": "元", "RMB": "元", "JPY": "日元",
 }  # fmt: skip
 _SYMBOLS = {"&": "和", "+": "加", "=": "等于", "×": "乘", "÷": "除以", "≈": "约等于", "≤": "小于等于", "≥": "大于等于"}
@@ -39,11 +40,16 @@ def read(written: str, *, before: str, after: str) -> str | None:
         return digits(written)
     if written == "2" and after in _COUNTED and before != "第":
         return "两"
+    if after in ("万", "亿") and written[0] in _MONEY:
+        written = written[1:]  # its unit would have to come after the next character
     if re.fullmatch(r"0\d+|1[3-9]\d{9}", written):
         return digits(written)
     for pattern, words in _READINGS:
         if (found := pattern.fullmatch(written)) and (said := words(found)) is not None:
             return said
+    if span := SPAN.fullmatch(written):
+        ends = [read(end, before=before, after="") for end in span.groups()]
+        return None if None in ends else "到".join(filter(None, ends))
     return None
 
 
@@ -96,7 +102,7 @@ _READINGS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str | None]], 
         (r"(\d+(?:\.\d+){2,})", lambda found: _points(found[1])),
         (r"([01]?\d|2[0-4]):([0-5]\d)(?::([0-5]\d))?", _clock),
         (r"(\d{4})([-/.])(\d{1,2})\2(\d{1,2})", _date),
-        (rf"{_SIGN}(US\$|[$€£¥￥]){_N}", lambda found: f"{_SIGNS[found[1]]}{_two(found[3])}{_MONEY[found[2]]}"),
+        (rf"{_SIGN}(US\$|[$€£¥]){_N}", lambda found: f"{_SIGNS[found[1]]}{_two(found[3])}{_MONEY[found[2]]}"),
         (rf"{_SIGN}{_N} ?([$€£]|USD|EUR|GBP|CNY|RMB|JPY)",
          lambda found: f"{_SIGNS[found[1]]}{_two(found[2])}{_MONEY[found[3]]}"),
         (rf"{_SIGN}{_N} ?%", lambda found: f"{_SIGNS[found[1]]}百分之{_signed('', found[2])}"),

@@ -25,7 +25,7 @@ _ABBREVIATIONS = {
     "&": "and", "+": "plus", "=": "equals", "×": "times", "÷": "divided by", "≈": "about", "≤": "at most", "≥": "at least",
     "≠": "is not",
 }  # fmt: skip
-_MAY_END = ("a.m.", "p.m.", "etc.", "jr.", "sr.", "inc.", "ltd.", "corp.", "ph.d.")
+_MAY_END = ("a.m.", "p.m.", "etc.")  # of others, a capital letter behind them says nothing: U.S. Senate
 
 _UNITS = {
     "%": ("percent", "percent"), "°": ("degree", "degrees"), "°C": ("degree Celsius", "degrees Celsius"),
@@ -61,12 +61,12 @@ _N = r"(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
 _SIGNS = {"": "", "-": "minus ", "−": "minus ", "+": "plus ", "~": "about ", "≈": "about ", "±": "plus or minus ",
           "<": "under ", ">": "over "}  # fmt: skip
 _SIGN = r"([-−+~≈±<>]?)"
+SPAN = re.compile(r"([^-–—~]*[:$€£¥%apm][^-–—~]*)[-–—~]([^-–—~]+)")  # of times, money, percentages
 
 
 def may_end_a_sentence(written: str) -> bool:
     """Whether the dot of an abbreviation may be a full stop as well."""
-    lower = written.lower()
-    return lower.endswith(_MAY_END) or re.fullmatch(r"(?:[A-Z]\.){2,}", written) is not None
+    return written.lower().endswith(_MAY_END)
 
 
 def starts_unit(written: str) -> bool:
@@ -91,6 +91,9 @@ def read(written: str, *, before: str, after: str = "") -> str | None:
     for pattern, words in _READINGS:
         if (found := pattern.fullmatch(written)) and (said := words(found)) is not None:
             return said
+    if span := SPAN.fullmatch(written):
+        ends = [read(end, before=before) for end in span.groups()]
+        return None if None in ends else " to ".join(filter(None, ends))
     return None
 
 

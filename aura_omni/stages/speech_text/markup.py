@@ -295,4 +295,4 @@ class Markup:
 
 
 def _joins(character: str) -> bool:
-    return character.isalnum() or character == "_"
+    return character.isascii() and (character.isalnum() or character == "_")

@@ -16,11 +16,11 @@ from aura_omni.stages.speech_text.markup import BREAK, CELL
 _LEAD = re.compile(r"""[(\["'“‘«<¿¡—–…{]*""")
 _TRAIL = frozenset(""")]"'”’»>,;:!?…—}.""")
 _AWAITS_UNIT = re.compile(
-    r"(?:[-−+~≈±<>]?(?:US\$|[$€£¥￥])?\d[\d.,:/]*(?:\s?[-–—~]\s?\d[\d.,]*)?(?<=\d)|[vV]ersion)(?:st|nd|rd|th)?"
+    r"(?:[-−+~≈±<>]?(?:US\$|[$€£¥])?\d[\d.,:/]*(?:\s?[-–—~]\s?\d[\d.,]*)?(?<=\d)|[vV]ersion)(?:st|nd|rd|th)?"
 )
 _PAUSES = frozenset(".!?…:;,。！？；：，、")
 _CLOSING = re.compile(r"[.,;:!?…。，！？；：、)\]”’»]+")
-_ARROWS = frozenset(("→", "⇒", "->", "=>", "-->", "|"))
+_SIGNS = frozenset(("→", "⇒", "->", "=>", "-->", "|", "•", "·"))  # between words; they are a pause
 _LONGEST = 100  # characters; what is longer is no number
 _STRENGTH = {"": 0, " ": 1, CELL: 2, BREAK: 3}
 
@@ -144,7 +144,7 @@ class Reader:
     # ------------------------------------------------------------ out
 
     def _say(self, word: str, said: str, gap: str) -> None:
-        if word in _ARROWS:
+        if word in _SIGNS:
             self._gap = max(self._gap, gap, CELL, key=_STRENGTH.__getitem__)
             return
         after, self._gap = self._gap, gap
@@ -190,7 +190,11 @@ def _is_han(character: str) -> bool:
 
 def _narrow(character: str) -> str:
     """Full-width digits, letters and signs of numbers as plain ones, and units in one character as letters."""
-    if "\uff01" <= character <= "\uff5e" or "\u3380" <= character <= "\u33df":
+    if "\uff01" <= character <= "\uffe5" or "\u3380" <= character <= "\u33df":
         plain = unicodedata.normalize("NFKC", character)
-        return plain if plain.isalnum() or plain in "%$+-./#" else character
+        return (
+            plain
+            if (plain.isalnum() and plain.isascii()) or plain in "%$+-./#~¥" or character < "\uff01"
+            else character
+        )
     return character
