@@ -43,7 +43,7 @@ from aura_omni.stages.aura import AuraStage
 from aura_omni.stages.silent import speakable
 from aura_omni.stages.speech_guard import SpeechGuard
 from aura_omni.stages.speech_text import SpeechText
-from aura_omni.stages.tokenizer import Encoder
+from aura_omni.stages.spoken_ids import SpokenIds
 from aura_omni.stages.transcript import before_stop, joined
 from aura_omni.stages.vocoder import Reference as Spoken
 from aura_omni.stages.vocoder import Stream
@@ -344,13 +344,13 @@ class Turn:
         speech, speaking, voice = self._parts.speech, self._plan.speaking, self._plan.request.voice
         if speech is None or speaking is None or speaking.non_streaming or voice.pass_token_ids:
             return None
-        return _Handover(speech, speaking, speech.talker.writer.encoder(), self._speech_text())
+        return _Handover(speech, speaking, SpokenIds(speech.talker.writer.encoder(), self._speech_text()))
 
     def _hand_over(self, delta: str) -> None:
         """Text that AURA has just said, to the Talker: the first of it starts a sequence, the rest feeds it."""
         handover = self._handover
         assert handover is not None
-        ids = handover.read(delta)
+        ids = handover.text.push(delta)
         if handover.speech is not None:
             self._feed(handover.speech, ids)
             return
@@ -359,7 +359,7 @@ class Turn:
             return
         reference = self._reference(handover.parts, handover.speaking)
         least = handover.parts.talker.least_body(handover.speaking, reference) + TOKENS_AHEAD
-        if len(handover.body) >= least and speakable(handover.spoken):
+        if len(handover.body) >= least and handover.text.speakable:
             handover.speech = _Speech(handover.parts, handover.speaking, handover.body, reference, open_ended=True)
             self._talk(handover.speech)
 
@@ -368,9 +368,9 @@ class Turn:
         handover = self._handover
         assert handover is not None
         self._handover = None
-        ids, speech = handover.rest(), handover.speech
+        ids, speech = handover.text.end(), handover.speech
         if speech is None:
-            self._speak(handover.body + ids if speakable(handover.spoken) else None)
+            self._speak(handover.body + ids if handover.text.speakable else None)
             return
         self._feed(speech, ids)
         speech.open_ended = False
@@ -526,29 +526,13 @@ class _Speech:
 
 @dataclass(slots=True, eq=False)
 class _Handover:
-    """The way of a text from AURA to the Talker. spoken, body: what is spoken of it so far, as text and as ids."""
+    """The way of a text from AURA to the Talker. body: its ids so far, until it is being spoken."""
 
     parts: Speech
     speaking: Speaking
-    encoder: Encoder
-    text: SpeechText | None
-    spoken: str = ""
+    text: SpokenIds
     body: list[int] = field(default_factory=list)
     speech: _Speech | None = None
-
-    def read(self, delta: str) -> list[int]:
-        """More of what is written -> the ids of it that are certain."""
-        return self._encoded(delta if self.text is None else self.text.feed(delta))
-
-    def rest(self) -> list[int]:
-        """The ids that are left, when no more is written."""
-        ids = self._encoded("" if self.text is None else self.text.finish())
-        return ids + self.encoder.flush()
-
-    def _encoded(self, spoken: str) -> list[int]:
-        spoken = spoken if self.spoken else spoken.lstrip()
-        self.spoken += spoken
-        return self.encoder.push(spoken)
 
 
 class _Chunker:

@@ -35,9 +35,7 @@ class SpeechGuard:
         self.frames = 0
         self._window = round(limits.max_loop_s / FRAME_S)
         self._codes: deque[int] = deque(maxlen=_LONGEST_PERIOD)
-        self._repeats = [0] * (
-            _LONGEST_PERIOD + 1
-        )  # for each period, how many frames in a row are as those one period before
+        self._repeats: dict[int, int] = {}  # period -> how many frames in a row were as those one period before
         self._silent_frames = 0
 
     @property
@@ -49,11 +47,14 @@ class SpeechGuard:
         """int64 [16]. Its first code says what is spoken; the others are drawn anew even where that stands still."""
         self.frames += 1
         code = int(codes[0])
-        for period in range(1, _LONGEST_PERIOD + 1):
-            again = len(self._codes) >= period and self._codes[-period] == code
-            self._repeats[period] = self._repeats[period] + 1 if again else 0
+        if code in self._codes:
+            before = enumerate(reversed(self._codes), 1)
+            again = {period: self._repeats.get(period, 0) + 1 for period, earlier in before if earlier == code}
+        else:
+            again = {}  # as nearly every frame of speech
+        self._repeats = again
         self._codes.append(code)
-        if self.frames > self._least and max(self._repeats) >= self._window:
+        if self.frames > self._least and max(again.values(), default=0) >= self._window:
             self.fault = "loop"
         elif self.frames >= self.budget and self.frames > self._least:
             self.fault = "length"
