@@ -21,7 +21,7 @@ What becomes of
 
 from __future__ import annotations
 
-from aura_omni.stages.speech_text.language import LanguageGuess
+from aura_omni.stages.speech_text.language import LanguageGuess, guess
 from aura_omni.stages.speech_text.markup import Markup
 from aura_omni.stages.speech_text.reader import Reader
 
@@ -32,11 +32,10 @@ class SpeechText:
     """One text. Not thread-safe; feed it from one place."""
 
     def __init__(self, language: str | None = None, *, context: str = "") -> None:
-        """language: lower-case English name; None: guessed from the text so far. context: text that the guess starts from."""
-        guess = LanguageGuess()
-        guess.add(context)
+        """language: lower-case English name; None: guessed from the text so far. context: text that is probably in the same
+        language, which counts until this one says otherwise."""
         self._markup = Markup()
-        self._reader = Reader(language, guess)
+        self._reader = Reader(language, LanguageGuess(guess(context)))
 
     def feed(self, delta: str) -> str:
         """More of the written text -> what of it can be spoken now. Delta."""

@@ -26,13 +26,16 @@ for _language, _words in _COMMON.items():
     for _word in _words.split():
         _LANGUAGES.setdefault(_word, []).append(_language)
 _KANA, _HANGUL, _CYRILLIC = re.compile("[\u3041-\u30ff]"), re.compile("[\uac00-\ud7a3]"), re.compile("[\u0400-\u04ff]")
+_ENOUGH_HAN = 20  # characters; a sentence
 _HAN, _LATIN = re.compile("[\u3400-\u9fff]"), re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
 
 
 class LanguageGuess:
     """Text in, the best guess so far out."""
 
-    def __init__(self) -> None:
+    def __init__(self, prior: str | None = None) -> None:
+        """prior: the guess as long as the text itself speaks for none."""
+        self._prior = prior
         self._letters: Counter[str] = Counter()  # of scripts; Latin ones count by words
         self._words: Counter[str] = Counter()  # common ones, by language
         self._foreign = 0  # Latin words with letters that English does not have
@@ -52,14 +55,27 @@ class LanguageGuess:
     @property
     def language(self) -> str | None:
         """Lower-case English name; None while nothing speaks for one more than for the others."""
-        han = self._letters["chinese"]
-        if self._letters["japanese"] * 8 > han and self._letters["japanese"] + han > self._letters["latin"]:
+        if not self._letters.total():
+            return self._prior
+        kana, han = self._letters["japanese"], self._letters["chinese"]
+        if kana * 8 > han and kana + han > self._letters["latin"]:
             return "japanese"
-        script, most = max(self._letters.items(), key=lambda item: item[1], default=("latin", 0))
-        if script != "latin":
-            return script if most else None
+        script = max(self._letters, key=self._letters.__getitem__)
+        if script == "chinese" and self._prior == "japanese" and han < _ENOUGH_HAN:
+            return "japanese"  # the first words may be written without kana
+        return self._latin() if script == "latin" else script
+
+    def _latin(self) -> str | None:
+        prior = self._prior if self._prior in _COMMON else None
         ranked = self._words.most_common(2)
         if not ranked or (len(ranked) == 2 and ranked[0][1] == ranked[1][1]):
-            return None
+            return prior
         language, count = ranked[0]
-        return None if language == "english" and count <= self._foreign else language
+        return prior if language == "english" and count <= self._foreign else language
+
+
+def guess(text: str) -> str | None:
+    """Of a whole text."""
+    found = LanguageGuess()
+    found.add(text)
+    return found.language

@@ -1,12 +1,6 @@
 import pytest
 
-from aura_omni.stages.speech_text.language import LanguageGuess
-
-
-def guess(text: str) -> str | None:
-    found = LanguageGuess()
-    found.add(text)
-    return found.language
+from aura_omni.stages.speech_text.language import LanguageGuess, guess
 
 
 @pytest.mark.parametrize(
@@ -33,3 +27,22 @@ def test_a_sentence_tells_its_language(text, language):
 @pytest.mark.parametrize("text", ["", "12 345", "OK", "Berlin München", "!?"])
 def test_what_does_not_tell_is_not_guessed(text):
     assert guess(text) is None
+
+
+@pytest.mark.parametrize(
+    ("prior", "text", "language"),
+    [
+        ("english", "", "english"),
+        ("english", "Dr. Weiss", "english"),
+        ("english", "Das ist", "german"),
+        ("chinese", "It costs", "english"),
+        ("chinese", "GPT", None),
+        ("english", "好的", "chinese"),
+        ("japanese", "東京", "japanese"),
+        ("japanese", "我今天要去北京，明天要去上海，后天要回到这里来。", "chinese"),
+    ],
+)
+def test_what_came_before_counts_until_the_text_says_otherwise(prior, text, language):
+    found = LanguageGuess(prior)
+    found.add(text)
+    assert found.language == language

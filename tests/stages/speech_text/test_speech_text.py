@@ -200,6 +200,8 @@ def test_of_a_text_without_a_language_numbers_are_read_once_it_is_known():
     assert whole(SAMPLE).startswith("Doctor Weiss sold two point five kilograms")  # all of it can be looked at before
     known = SpeechText(context="Where is the shop, please?")
     assert known.feed("Dr. ") == "Doctor"
+    other = SpeechText(context="这个东西多少钱？你能告诉我吗？")
+    assert other.feed("It costs $7.20 ") + other.finish() == "It costs seven dollars and twenty cents"
 
 
 def test_a_number_beside_chinese_is_chinese_in_any_company():
