@@ -109,6 +109,16 @@ class Voice:
 
 
 @dataclass(frozen=True, slots=True)
+class Playback:
+    """How the speech is listened to. It decides which frames are decoded and sent together, never what is said."""
+
+    # False: nobody hears it before its end; all of it is sent then, and speech that went wrong is made again
+    live: bool = True
+    speed: float = 1.0  # seconds of speech played in a second
+    first_frames: int | None = None  # of the first chunk; None or 0: as the deploy file says
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
     """How the next token is chosen. Field names are vLLM's. temperature 0 is greedy; top_k 0 or -1 is off."""
 
@@ -237,10 +247,9 @@ class TurnRequest:
     messages: tuple[Message, ...]
     part: TurnPart = "turn"
     speak: bool = True  # False: text only, neither Talker nor Code2Wav hears of the turn
-    # False: the listener needs no sound before the end, so all of it is sent then, and speech that went wrong is made again
-    streamed: bool = True
     system_prompt: str | None = None  # replaces the default live-video prompt
     voice: Voice = Voice()
+    playback: Playback = Playback()
     sampling: Mapping[StageName, Mapping[str, Any]] = field(default_factory=dict)
 
 

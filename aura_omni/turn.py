@@ -40,6 +40,7 @@ from aura_omni.flow import (
 )
 from aura_omni.stages.asr import AsrPrompt
 from aura_omni.stages.aura import AuraStage
+from aura_omni.stages.pace import Pace
 from aura_omni.stages.silent import speakable
 from aura_omni.stages.speech_guard import SpeechGuard
 from aura_omni.stages.speech_text import SpeechText
@@ -106,6 +107,7 @@ class Turn:
         self._heard: list[list[Transcript]] = [[Transcript("")] * len(parts) for parts in plan.hearing]
         self._known: set[tuple[int, int]] = set()  # clip and part of the transcripts that are there
         self._handover: _Handover | None = None  # while AURA writes and the Talker is to follow
+        self._chunker: _Chunker | None = None  # once the Talker speaks
         self._usage = Usage()
         self._text = ""
         self._asked = ""  # the words of the last message: the answer is probably in their language
@@ -210,6 +212,8 @@ class Turn:
 
         def say(token: int) -> None:
             self._say(reader.push(token))
+            if self._chunker is not None:
+                self._chunker.send_due()  # a Talker that waits for more text sends nothing itself
             if reader.stopped:
                 self._live[sequence]()
 
@@ -300,12 +304,12 @@ class Turn:
         guard = spoken.guard = SpeechGuard(self._limits, least_frames=sampling.min_tokens)
         guard.tokens = len(spoken.body)
         stream = self._open_stream(spoken, guard)
-        chunker = _Chunker(self._chunks)
+        pace = Pace(self._plan.request.playback, first=self._chunks.first_frames, most=self._chunks.frames)
+        chunker = self._chunker = _Chunker(pace, partial(vocoder.push, stream))
 
         def frame(codes: np.ndarray) -> None:
             self._count(audio_frames=1)
-            if (chunk := chunker.push(codes)) is not None:
-                vocoder.push(stream, chunk)
+            chunker.add(codes)
             if guard.frame(codes) is not None:
                 self._live[sequence]()
 
@@ -318,8 +322,7 @@ class Turn:
                 self._talk(spoken)
                 return
             self._speech_reason = guard.fault or ("length" if reason == "length" else "stop")
-            if (rest := chunker.rest()) is not None:
-                vocoder.push(stream, rest)
+            chunker.send()
             vocoder.close(stream)  # drains, then ends
 
         spoken.stream = stream
@@ -327,7 +330,7 @@ class Turn:
 
     def _talks_again(self, spoken: _Speech, guard: SpeechGuard, sampling: Sampling) -> bool:
         """Whether speech that went wrong is made again from the start: once, if nobody has heard it, with other draws."""
-        again = not (self._plan.request.streamed or spoken.again or sampling.temperature == 0)
+        again = not (self._plan.request.playback.live or spoken.again or sampling.temperature == 0)
         log.warning(
             "the Talker was stopped after %d frames for %d tokens of text (%s)%s",
             guard.frames,
@@ -398,7 +401,7 @@ class Turn:
         def sound(samples: np.ndarray) -> None:
             if self._outcome is not None:
                 return
-            if self._plan.request.streamed:
+            if self._plan.request.playback.live:
                 self._send(AudioChunk(samples))
             else:
                 self._kept.append(samples)
@@ -536,24 +539,28 @@ class _Handover:
 
 
 class _Chunker:
-    """Frames to the chunks in which they are decoded and sent: a first one, then chunks of one size."""
+    """Frames on their way to Code2Wav: they wait until there are as many as are to be decoded and sent together."""
 
-    def __init__(self, sizes: AudioChunks) -> None:
-        self._sizes = sizes
+    def __init__(self, pace: Pace, push: Callable[[np.ndarray], None]) -> None:
+        """push gets int64 [T, 16]."""
+        self._pace, self._push = pace, push
         self._frames: list[np.ndarray] = []
-        self._started = False
 
-    def push(self, frame: np.ndarray) -> np.ndarray | None:
-        """int64 [16] -> the chunk [T, 16] that it completes, if any."""
+    def add(self, frame: np.ndarray) -> None:
+        """frame: int64 [16]."""
         self._frames.append(frame)
-        wanted = self._sizes.frames if self._started else self._sizes.first_frames
-        return self.rest() if len(self._frames) >= wanted else None
+        self._pace.came()
+        self.send_due()
 
-    def rest(self) -> np.ndarray | None:
-        if not self._frames:
-            return None
-        chunk, self._frames, self._started = np.stack(self._frames), [], True
-        return chunk
+    def send_due(self) -> None:
+        if self._pace.due:
+            self.send()
+
+    def send(self) -> None:
+        if self._frames:
+            frames, self._frames = self._frames, []
+            self._pace.sent()
+            self._push(np.stack(frames))
 
 
 def text_of(message: Message) -> str:

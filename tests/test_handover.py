@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from aura_omni import turn as turn_module
 from aura_omni.flow import (
     AudioChunk,
     Voice,
@@ -49,6 +50,26 @@ def test_text_read_as_it_is_written_sounds_like_text_that_was_there(pipeline, pa
     monkeypatch.setattr(runner, "step", lambda: step() if next(passes) % pace == 0 else runner.busy)
     written = ask(pipeline, spoken(sampling=LONG, voice=RAW))
     np.testing.assert_allclose(written.samples, spoken_whole(pipeline, written.text), atol=5e-5)
+
+
+def test_what_waits_is_looked_at_while_the_talker_has_no_text_to_read(pipeline, monkeypatch):
+    """Frames go out by the clock, too: here only when AURA says something, never when a frame comes."""
+    chunks = []
+
+    class Writing(turn_module._Chunker):
+        def add(self, frame):
+            self._frames.append(frame)
+            self._pace.came()
+
+        def send_due(self):
+            if self._frames:
+                chunks.append(len(self._frames))
+                self.send()
+
+    monkeypatch.setattr(turn_module, "_Chunker", Writing)
+    turn = ask(pipeline, spoken(sampling=LONG))
+    assert len(chunks) > 3
+    np.testing.assert_allclose(turn.samples, spoken_whole(pipeline, turn.text), atol=5e-5)
 
 
 def spoken_whole(pipeline, text: str) -> np.ndarray:

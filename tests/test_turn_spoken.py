@@ -15,7 +15,7 @@ import pytest
 from aura_omni.config import SpeechConfig
 from aura_omni.engine.sequence import Sequence
 from aura_omni.errors import BadRequest
-from aura_omni.flow import FRAME_SAMPLES, AudioChunk, Text, TurnRequest, Voice
+from aura_omni.flow import FRAME_SAMPLES, AudioChunk, Playback, Text, TurnRequest, Voice
 from aura_omni.pipeline import Pipeline
 from tests.family import Listener, ask, config, running, spoken
 from tests.server.fake import serving
@@ -149,6 +149,7 @@ def speech(text: str, *, frames: int = 2_000, voice: Voice = Voice(), **fields) 
 # ---------------------------------------------------------------- speech that does not end
 
 EOS = 2150
+WHOLE = Playback(live=False)
 NEVER_ENDS = {"logit_bias": {EOS: -100.0}}
 STUCK = {"logit_bias": {5: 100.0}}
 
@@ -207,7 +208,7 @@ def test_a_talker_without_a_sound_is_stopped(watched, monkeypatch):
 @pytest.mark.parametrize("fault", [NEVER_ENDS, STUCK], ids=["never ends", "stuck"])
 def test_speech_that_nobody_has_heard_is_made_again_with_another_seed(watched, fault, monkeypatch):
     made = tries(watched, monkeypatch, fault, {"logit_bias": {EOS: 100.0}})
-    turn = ask(watched, speech("one " * 20, talker={"seed": 7}, streamed=False))
+    turn = ask(watched, speech("one " * 20, talker={"seed": 7}, playback=WHOLE))
     assert turn.end.speech_reason == "stop"
     assert [sequence.seed for sequence in made] == [7, 8]
     assert len(turn.samples) == 2 * FRAME_SAMPLES  # of the second try alone
@@ -215,7 +216,7 @@ def test_speech_that_nobody_has_heard_is_made_again_with_another_seed(watched, f
 
 def test_a_second_try_is_the_last(watched, monkeypatch):
     made = tries(watched, monkeypatch)
-    turn = ask(watched, speech("OK", talker=NEVER_ENDS, streamed=False))
+    turn = ask(watched, speech("OK", talker=NEVER_ENDS, playback=WHOLE))
     assert (turn.end.speech_reason, len(made)) == ("length", 2)
     assert len(turn.samples) == len(made[1].state.frames) * FRAME_SAMPLES
 
@@ -225,14 +226,15 @@ def test_there_is_no_second_try_when_it_could_not_help(watched, why, monkeypatch
     made = tries(watched, monkeypatch)
     sampling = NEVER_ENDS | ({"temperature": 0.0} if why == "greedy" else {})
     voice = Voice(max_frames=5) if why.startswith("as many") else Voice()
-    turn = ask(watched, speech("OK", talker=sampling, voice=voice, streamed=why == "streamed"))
+    turn = ask(watched, speech("OK", talker=sampling, voice=voice, playback=Playback(live=why == "streamed")))
     assert turn.end.speech_reason in ("length", "loop")
     assert len(made) == 1
 
 
 def test_whole_and_streamed_sound_is_the_same(watched):
     whole, streamed = (
-        ask(watched, speech("Hello there", frames=12, talker={"seed": 3}, streamed=kind)) for kind in (False, True)
+        ask(watched, speech("Hello there", frames=12, talker={"seed": 3}, playback=Playback(live=kind)))
+        for kind in (False, True)
     )
     np.testing.assert_array_equal(whole.samples, streamed.samples)
     sounds = [event for event in whole.events if isinstance(event, AudioChunk)]
@@ -243,7 +245,7 @@ def test_an_answer_is_spoken_again_from_its_start(pipeline, monkeypatch, answer)
     made = tries(pipeline, monkeypatch, {**NEVER_ENDS, "max_tokens": 900}, {})
     fast = SpeechConfig(spare_frames=2, frames_per_token=1)
     monkeypatch.setattr(pipeline, "config", dataclasses.replace(pipeline.config, speech=fast))
-    turn, read = answer("This is the plan for all of us.", streamed=False)
+    turn, read = answer("This is the plan for all of us.", playback=WHOLE)
     assert len(made) == 2
     assert turn.end.speech_reason == "length"  # the four frames of the second
     assert read.endswith("This is the plan for all of us.")

@@ -55,7 +55,7 @@ class StageConfig:
 
 @dataclass(frozen=True, slots=True)
 class AudioChunks:
-    """How many frames go out together while speech is streamed: the first time, and then."""
+    """How many frames go out together: the first time, and later at most."""
 
     first_frames: int
     frames: int

@@ -198,9 +198,9 @@ FORBIDDEN = ("use_v2_model_runner", "supports_native_mrv2_data_plane")  # upstre
 
 # ---------------------------------------------------------------- connectors
 
-CODEC_CHUNK_KEYS = ("initial_codec_chunk_frames", "codec_chunk_frames")
+CODEC_CHUNK_KEYS = {"initial_codec_chunk_frames": 0, "codec_chunk_frames": 1}  # with the least value; 0: no wish
 _EXACT_STATE = "Code2Wav keeps exact state, so nothing is decoded twice"
-_CHUNK_SIZES = "audio is sent in chunks of codec_chunk_frames after the first"
+_CHUNK_SIZES = "chunks grow with what the listener has not heard yet, up to codec_chunk_frames"
 CONNECTOR_UNUSED: Mapping[str, str] = {
     "codec_streaming": _ALWAYS_STREAMS,
     "connector_get_sleep_s": "stages call each other, nothing is polled",
@@ -307,6 +307,8 @@ def check_connectors(connectors: Mapping[str, Any], where: str, notes: Notes) ->
             if family in CONNECTOR_UNUSED:
                 notes.add(key, value, f"connector {name}", CONNECTOR_UNUSED[family])
         sizes[name] = {
-            key: whole(1)(extra[key], f"{here}.extra.{key}") for key in CODEC_CHUNK_KEYS if extra.get(key) is not None
+            key: whole(least)(extra[key], f"{here}.extra.{key}")
+            for key, least in CODEC_CHUNK_KEYS.items()
+            if extra.get(key) is not None
         }
     return sizes

@@ -44,7 +44,7 @@ class _Pipeline:
 
 
 PIPELINES: Mapping[PipelineName, _Pipeline] = {
-    "aura_omni": _Pipeline(STAGES, (0.10, 0.40, 0.20, 0.20), "aura", AudioChunks(8, 25)),
+    "aura_omni": _Pipeline(STAGES, (0.10, 0.40, 0.20, 0.20), "aura", AudioChunks(1, 25)),
     "qwen3_tts": _Pipeline(("talker", "code2wav"), (0.30, 0.30), "talker", AudioChunks(1, 25)),
     "qwen3_asr": _Pipeline(("asr",), (0.30,), "asr", AudioChunks(1, 25)),
 }
@@ -388,7 +388,7 @@ def _audio_chunks(
                 if into_code2wav:
                     given = sizes[connector]
                     chunks = AudioChunks(
-                        given.get("initial_codec_chunk_frames", chunks.first_frames),
+                        given.get("initial_codec_chunk_frames") or chunks.first_frames,
                         given.get("codec_chunk_frames", chunks.frames),
                     )
     return chunks

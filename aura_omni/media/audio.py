@@ -1,28 +1,21 @@
-"""Sound from bytes and back: decode any file to mono float32, change the rate, encode whole files.
+"""Sound from bytes: decode any file to mono float32, change the rate.
 
     audio = decode_audio(data, max_s=1200)      # flow.Audio at the file's own rate
     speech = resample(audio.samples, audio.rate, 16_000)
-    mp3 = encode(samples, 24_000, "mp3")
 
-Does not know where the bytes come from or who listens.
+Does not know where the bytes come from. `encoder` is the way back.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
-import struct
-from dataclasses import dataclass
-from typing import Literal
 
-import av
 import numpy as np
 import soxr
-from av.audio.codeccontext import AudioCodecContext
 from av.audio.frame import AudioFrame
 from av.audio.stream import AudioStream
 
-from aura_omni.errors import BadMedia, BadRequest, EngineError
+from aura_omni.errors import BadMedia
 from aura_omni.flow import Audio
 from aura_omni.media.budget import Budget
 from aura_omni.media.container import audio_frames, opened, packets
@@ -30,9 +23,6 @@ from aura_omni.media.container import audio_frames, opened, packets
 MIN_RATE, MAX_RATE = 4_000, 192_000  # Hz; outside, the header is wrong or meant to exhaust memory
 MAX_SAMPLES = 2**27  # of one sound, half a gigabyte: 46 minutes at 48 kHz
 _SAMPLE_FORMATS = ("u8", "s16", "s32", "flt", "dbl")  # the ways decoders write samples, all but 64-bit integers
-PCM16_SCALE = 32_767
-
-AudioFormat = Literal["wav", "pcm16", "flac", "mp3", "opus"]
 
 
 # ---------------------------------------------------------------- decode
@@ -139,83 +129,28 @@ def _of_length(samples: np.ndarray, length: int) -> np.ndarray:
     return np.concatenate([samples, np.zeros(length - len(samples), np.float32)])
 
 
-# ---------------------------------------------------------------- encode
+class Resampler:
+    """`resample` of a sound that comes in parts: the same samples, however it is cut. Not for two threads at once."""
 
+    def __init__(self, rate_in: int, rate_out: int) -> None:
+        self._rates = rate_in, rate_out
+        self._taken = self._given = 0
+        self._stream = None
+        if rate_in != rate_out:
+            self._stream = soxr.ResampleStream(rate_in, rate_out, 1, dtype="float32", quality="HQ")
 
-@dataclass(frozen=True, slots=True)
-class _Codec:
-    container: str
-    codec: str
-    sample_format: str
-    bit_rate: int | None
-    rates: tuple[int, ...]
+    def feed(self, samples: np.ndarray) -> np.ndarray:
+        """float32 [n] -> float32 [m], what is settled by now: 40 to 70 ms behind."""
+        if self._stream is None:
+            return samples
+        self._taken += len(samples)
+        settled = self._stream.resample_chunk(samples)
+        self._given += len(settled)
+        return settled
 
-
-_CODECS: dict[AudioFormat, _Codec] = {
-    "flac": _Codec("flac", "flac", "s16", None, (8_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000, 96_000)),
-    "mp3": _Codec(
-        "mp3", "libmp3lame", "fltp", 96_000, (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)
-    ),
-    "opus": _Codec("ogg", "libopus", "flt", 48_000, (8_000, 12_000, 16_000, 24_000, 48_000)),
-}
-
-
-def encode(samples: np.ndarray, rate: int, audio_format: AudioFormat) -> bytes:
-    """float32 [n] mono at `rate` Hz -> one whole file; equal samples give equal bytes.
-
-    wav, flac   16-bit; pcm16: the bare samples, little-endian; see `pcm16` for the rounding
-    mp3, opus   constant 96 kbit/s and 48 kbit/s; opus is Ogg Opus
-    raises      BadRequest when the format cannot carry the rate; EngineError for no samples (flac, mp3, opus)
-    """
-    if audio_format == "pcm16":
-        return pcm16(samples)
-    if audio_format == "wav":
-        return wav_header(rate, len(samples)) + pcm16(samples)
-    codec = _CODECS[audio_format]
-    if rate not in codec.rates:
-        rates = ", ".join(map(str, codec.rates))
-        raise BadRequest(f"{audio_format} at {rate} Hz is not possible; choose one of {rates}, or wav")
-    if not len(samples):
-        raise EngineError(f"there are no samples to encode as {audio_format}; a stage produced nothing")
-    plane = np.frombuffer(pcm16(samples), "<i2") if codec.sample_format == "s16" else _clipped(samples)
-    file = io.BytesIO()
-    # bitexact: no random stream serials or version tags, so that outputs can be compared and cached.
-    with av.open(file, "w", format=codec.container, options={"fflags": "+bitexact"}) as container:
-        stream = container.add_stream(codec.codec, rate=rate, layout="mono")
-        context = stream.codec_context
-        assert isinstance(stream, AudioStream)
-        assert isinstance(context, AudioCodecContext)
-        context.format = codec.sample_format
-        if codec.bit_rate is not None:
-            context.bit_rate = codec.bit_rate
-        frame = AudioFrame.from_ndarray(plane[None, :], format=codec.sample_format, layout="mono")
-        frame.sample_rate = rate
-        container.mux(stream.encode(frame))
-        container.mux(stream.encode(None))
-    return file.getvalue()
-
-
-def pcm16(samples: np.ndarray) -> bytes:
-    """float32 [n] -> little-endian int16: clip to [-1, 1], times 32767, rounded half to even.
-
-    So -1 becomes -32767 and +1 becomes 32767; -32768 is never written. Raises EngineError on NaN or infinity.
-    """
-    return np.rint(_clipped(samples).astype(np.float64) * PCM16_SCALE).astype("<i2").tobytes()
-
-
-def _clipped(samples: np.ndarray) -> np.ndarray:
-    if not np.isfinite(samples).all():
-        raise EngineError("the audio to encode has NaN or infinite samples; a stage produced them")
-    return np.clip(samples, -1.0, 1.0)
-
-
-def wav_header(rate: int, count: int | None) -> bytes:
-    """44 bytes in front of 16-bit mono samples; `count` samples follow, or None for a stream of unknown length.
-
-    Unknown lengths are written as 0xFFFFFFFF, as FFmpeg does into a pipe: players then read to the end. Send it once,
-    before the first audio chunk.
-    """
-    size = 0xFFFF_FFFF if count is None else 2 * count
-    riff_size = 0xFFFF_FFFF if count is None else min(36 + size, 0xFFFF_FFFF)
-    form = struct.pack("<HHIIHH", 1, 1, rate, 2 * rate, 2, 16)
-    return struct.pack("<4sI4s4sI16s4sI", b"RIFF", riff_size, b"WAVE", b"fmt ", 16, form, b"data", size)
+    def finish(self) -> np.ndarray:
+        """float32 [m], the rest of the sound."""
+        if self._stream is None:
+            return np.zeros(0, np.float32)
+        rest = self._stream.resample_chunk(np.zeros(0, np.float32), last=True)
+        return _of_length(rest, _length(self._taken, *self._rates) - self._given)

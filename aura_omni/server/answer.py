@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import replace
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -47,7 +47,7 @@ def served_model(given: str | None, pipeline: Pipeline) -> str:
 async def whole_turn(pipeline: Pipeline, request: TurnRequest) -> tuple[Heard, Ended]:
     """All that a turn says. Raises what it failed with."""
     heard = Heard()
-    async with opened(pipeline, replace(request, streamed=False)) as events:
+    async with opened(pipeline, request) as events:
         async for event in events:
             heard.add(event)
     ended = heard.ended
@@ -71,31 +71,43 @@ async def stream_turn(
     headers: Mapping[str, str],
     pieces: Callable[[Event], Iterable[bytes]],
     last_words: Callable[[AuraError], bytes] | None,
+    costly: bool = False,
 ) -> AuraError | None:
     """Send the pieces that each event makes; returns the error that the stream ended with, if it has begun.
 
     Headers leave with the first piece, so a turn that fails before it has something to say gets a real status: that is raised.
     last_words: what a stream that fails later ends with. None: nothing can be said in it, so it is left without an end, and
     the closed connection tells the client that it is not whole.
+    costly: making pieces takes a while, so they are made beside the event loop.
     """
     begun = False
     error: AuraError | None = None
     async with opened(pipeline, request) as events:
         async for event in events:
             error = failure(event) if isinstance(event, Ended) else None
-            if error is not None and not begun:
-                raise error
+            said: Iterable[bytes] = ()
+            if error is None:
+                try:
+                    said = await asyncio.to_thread(_made, pieces, event) if costly else _made(pieces, event)
+                except AuraError as unspeakable:  # what a stage made cannot be encoded
+                    error = unspeakable
             if error is not None:
+                if not begun:
+                    raise error
                 if last_words is None:
                     return error
-                said: Iterable[bytes] = (last_words(error),)
-            else:
-                said = pieces(event)
+                said = (last_words(error),)
             for piece in said:
                 if not begun:
                     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
                     await send({"type": "http.response.start", "status": 200, "headers": raw})
                     begun = True
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
+            if error is not None:
+                break
     await send({"type": "http.response.body", "body": b"", "more_body": False})
     return error
+
+
+def _made(pieces: Callable[[Event], Iterable[bytes]], event: Event) -> list[bytes]:
+    return list(pieces(event))

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from aura_omni.errors import AuraError, BadRequest, EngineError, Unavailable
+from aura_omni.errors import AuraError, EngineError, Unavailable
 from aura_omni.flow import (
     FRAME_SAMPLES,
     SILENT_TEXT,
@@ -28,12 +28,9 @@ from aura_omni.flow import (
     Transcript,
     Usage,
 )
-from aura_omni.media.audio import AudioFormat, encode
+from aura_omni.media.encoder import AudioFormat
+from aura_omni.server.sound import SoundFormat, whole_sound
 
-AUDIO_FORMATS: dict[str, AudioFormat] = {
-    "wav": "wav", "pcm": "pcm16", "pcm16": "pcm16", "flac": "flac", "mp3": "mp3", "opus": "opus",
-}  # fmt: skip
-STREAMED_FORMATS: tuple[AudioFormat, ...] = ("wav", "pcm16")
 AUDIO_KEPT_S = 24 * 3600  # what expires_at says; nothing is stored, the data is all there is
 
 
@@ -45,19 +42,11 @@ class Wanted:
     text: bool
     audio: bool
     audio_format: AudioFormat
-    openai_audio: bool  # the request has OpenAI's `audio` object; a stream then speaks through delta.audio
+    openai_audio: bool  # a stream speaks through delta.audio
     include_usage: bool
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
     audio_id: str = field(default_factory=lambda: f"audio-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
-
-
-def audio_format_of(given: str | None, *, param: str) -> AudioFormat:
-    """The format that a request names; WAV without a name. Raises BadRequest listing them."""
-    name = "wav" if given is None else given.lower()
-    if name not in AUDIO_FORMATS:
-        raise BadRequest(f"Invalid audio format {name[:60]!r}; use one of {', '.join(AUDIO_FORMATS)}", param=param)
-    return AUDIO_FORMATS[name]
 
 
 @dataclass(slots=True)
@@ -135,14 +124,14 @@ def completion(heard: Heard, ended: Ended, wanted: Wanted) -> dict[str, Any]:
         "silent": silent,
     }
     if wanted.audio and not silent:
-        samples = heard.sound()
+        sound = whole_sound(heard.sound(), SoundFormat(wanted.audio_format))
         message["audio"] = {
             "id": wanted.audio_id,
-            "data": base64.b64encode(encode(samples, VOICE_RATE, wanted.audio_format)).decode(),
+            "data": base64.b64encode(sound.data).decode(),
             "expires_at": wanted.created + AUDIO_KEPT_S,
             "transcript": text,
         }
-        choice["audio_metadata"] = audio_metadata(wanted.audio_format, len(samples))
+        choice["audio_metadata"] = audio_metadata(wanted.audio_format, sound.samples)
         choice["audio_finish_reason"] = ended.speech_reason or "stop"
     return {
         "id": wanted.id,

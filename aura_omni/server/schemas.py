@@ -18,6 +18,7 @@ from pydantic_core import PydanticCustomError
 from starlette.requests import Request
 
 from aura_omni.errors import BadRequest, TooLarge, nearest
+from aura_omni.media.speed import MAX_SPEED, MIN_SPEED
 from aura_omni.server.errors import bad_request
 
 # flow.checked_sampling checks these, with their limits in its messages
@@ -40,8 +41,6 @@ ASKS_NOTHING: Mapping[str, tuple[Any, ...]] = {
     "output_kind": (0,),
     "priority": (0,),
     "reasoning_effort": ("none",),
-    "sample_rate": (24_000,),
-    "speed": (1, 1.0),
     "response_format": ({"type": "text"},),
     "tool_choice": ("none", "auto"),
     "top_logprobs": (0,),
@@ -290,11 +289,14 @@ class SpeechRequest(Body):
     non_streaming_mode: bool | None = None
     normalize: bool | None = None
     max_new_tokens: int | None = Field(None, ge=1, lt=2**31)
+    initial_codec_chunk_frames: int | None = Field(None, ge=0, lt=2**31)
+    speed: float | None = Field(None, ge=MIN_SPEED, le=MAX_SPEED)
+    sample_rate: int | None = None
     seed: Integer = None
 
     not_served = frozenset({
-        "speed", "sample_rate", "word_timestamps", "speaker_embedding", "references", "extra_params",
-        "initial_codec_chunk_frames", "temperature", "top_p", "top_k", "repetition_penalty", "lang_code", "volume_multiplier",
+        "word_timestamps", "speaker_embedding", "references", "extra_params",
+        "temperature", "top_p", "top_k", "repetition_penalty", "lang_code", "volume_multiplier",
         "normalization_options",
     })  # fmt: skip
 

@@ -26,12 +26,13 @@ _SERVED = (
     "tts_non_streaming_mode",
     "tts_normalize",
     "tts_max_new_tokens",
+    "initial_codec_chunk_frames",
 )
-# Keys that vLLM-Omni reads for its own bookkeeping or for chunk sizes that our exact decoder does not need
+# Keys that vLLM-Omni reads for its own bookkeeping or for a decoder that is not exact in chunks
 _NOT_SERVED = frozenset({
     "tts_ref_code_length", "tts_tokenizer", "tts_model", "qwen3_tts_model", "session_id", "aura_session_id",
     "aura_duplex", "is_speech", "epoch", "turn_id", "realtime_item_id", "deferred_multi_modal_data",
-    "aura_tts_partial", "aura_tts_close_only", "initial_codec_chunk_frames", "full_utterance_decode",
+    "aura_tts_partial", "aura_tts_close_only", "full_utterance_decode",
 })  # fmt: skip
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
@@ -65,11 +66,15 @@ def request_fields_named(names: Mapping[str, str]) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class VoiceRequest:
-    """voice without its ref_audio; ref_audio is a URL, a data URL or bare base64, still to be fetched."""
+    """voice without its ref_audio; ref_audio is a URL, a data URL or bare base64, still to be fetched.
+
+    first_frames: of the first chunk.
+    """
 
     voice: Voice
     system_prompt: str | None
     ref_audio: str | None
+    first_frames: int | None
 
 
 def voice_request(body: ChatRequest) -> VoiceRequest:
@@ -94,7 +99,12 @@ def voice_request(body: ChatRequest) -> VoiceRequest:
         normalize=given.flag("tts_normalize"),
         max_frames=given.count("tts_max_new_tokens"),
     )
-    return VoiceRequest(voice, given.text("aura_system_prompt"), given.text("tts_ref_audio"))
+    return VoiceRequest(
+        voice,
+        system_prompt=given.text("aura_system_prompt"),
+        ref_audio=given.text("tts_ref_audio"),
+        first_frames=given.count("initial_codec_chunk_frames", least=0),
+    )
 
 
 def speech_voice(body: SpeechRequest) -> Voice:
@@ -156,10 +166,11 @@ class _Keys:
             return False
         raise BadRequest(f"{_WHERE}.{name} must be true or false", param=f"{_WHERE}.{name}")
 
-    def count(self, name: str) -> int | None:
+    def count(self, name: str, *, least: int = 1) -> int | None:
         value = self._values.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31):
-            raise BadRequest(f"{_WHERE}.{name} must be a whole number from 1 to {2**31 - 1}", param=f"{_WHERE}.{name}")
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31):
+            where = f"{_WHERE}.{name}"
+            raise BadRequest(f"{where} must be a whole number from {least} to {2**31 - 1}", param=where)
         return value
 
     def task(self, name: str) -> VoiceTask | None:

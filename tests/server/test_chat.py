@@ -29,7 +29,7 @@ from aura_omni.flow import (
     Transcript,
     TurnRequest,
 )
-from aura_omni.media.audio import pcm16
+from aura_omni.media.encoder import pcm16
 from tests.server.conftest import data_url, mp4_bytes, png_bytes, wav_bytes
 from tests.server.fake import USAGE, FakePipeline, pictures, said, tone
 
@@ -120,7 +120,7 @@ def test_a_silent_stream_says_so(served: Served, audio: Any) -> None:
     assert last.choices[0].silent is True
 
 
-@pytest.mark.parametrize("audio_format", ["wav", "pcm", "pcm16", "flac", "mp3", "opus"])
+@pytest.mark.parametrize("audio_format", ["wav", "pcm", "pcm16", "flac", "mp3", "opus", "aac"])
 def test_each_format_decodes_to_the_same_length(served: Served, audio_format: Any) -> None:
     answer = served(FakePipeline()).chat.completions.create(
         model="AURA", messages=HELLO, audio={"format": audio_format, "voice": "Vivian"}
@@ -165,7 +165,7 @@ def test_only_an_answer_that_is_sent_whole_may_be_spoken_again(served: Served) -
     client = served(pipeline)
     client.chat.completions.create(model="AURA", messages=HELLO)
     list(client.chat.completions.create(model="AURA", messages=HELLO, stream=True))
-    assert [request.streamed for request in pipeline.requests] == [False, True]
+    assert [request.playback.live for request in pipeline.requests] == [False, True]
 
 
 def test_an_answer_without_a_speakable_word_still_plays(served: Served) -> None:
