@@ -67,7 +67,7 @@ def test_what_waits_is_looked_at_while_the_talker_has_no_text_to_read(pipeline, 
                 self.send()
 
     monkeypatch.setattr(turn_module, "_Chunker", Writing)
-    turn = ask(pipeline, spoken(sampling=LONG))
+    turn = ask(pipeline, spoken(sampling=LONG, voice=RAW))
     assert len(chunks) > 3
     np.testing.assert_allclose(turn.samples, spoken_whole(pipeline, turn.text), atol=5e-5)
 
