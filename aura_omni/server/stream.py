@@ -1,8 +1,8 @@
 """A turn as server-sent events, in one of two shapes.
 
 vLLM-Omni's (default): every chunk says its `modality`; text is in `delta.content`, and so is audio, as base64.
-OpenAI's (the request has an `audio` object with a voice, which OpenAI's must have): audio is in `delta.audio` {id, data,
-transcript}; `expires_at` at the end.
+OpenAI's (the request's `audio` object has a `voice`, as OpenAI's must; "" is the server's own): audio is in `delta.audio`
+{id, data, transcript}; `expires_at` at the end.
 
 In both, each audio delta is decoded from base64 by itself, and joined they are one file of the format asked for, with ONE
 header. `audio_metadata.frame_count` is the samples that a delta adds. `aura.transcripts` comes with the first chunk, a silent turn is a delta `<|silent|>` with `silent: true` at the

@@ -5,6 +5,7 @@ Knows counts and a clock. Does not know codes or samples.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -35,7 +36,7 @@ class Pace:
         self._waiting = self._sent = 0
         self._period_s = 0.0  # from frame to frame, lately
         self._came_at_s: float | None = None
-        self._began_at_s = 0.0  # when the first chunk was sent
+        self._began_at_s = -math.inf  # when the first chunk was sent, later by every wait for more
 
     def came(self) -> None:
         """One more frame waits to be sent."""
@@ -57,8 +58,8 @@ class Pace:
 
     def sent(self) -> None:
         """All that waited has gone."""
-        if not self._sent:
-            self._began_at_s = self._clock()
+        # Who had heard everything has waited until now
+        self._began_at_s = max(self._began_at_s, self._clock() - self._sent * self._frame_s)
         self._sent += self._waiting
         self._waiting = 0
 

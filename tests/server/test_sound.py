@@ -102,7 +102,7 @@ def test_a_reply_says_what_it_is(kind: str, media_type: str) -> None:
     assert json.loads(events.text.split("\n\n")[0][6:])["response_format"] == kind
 
 
-@pytest.mark.parametrize("voice", [{}, {"voice": "ryan"}], ids=["upstream's shape", "OpenAI's shape"])
+@pytest.mark.parametrize("voice", [{}, {"voice": ""}], ids=["upstream's shape", "OpenAI's shape"])
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_chat_streams_every_format_as_one_file(served: Served, kind: AudioFormat, voice: dict[str, str]) -> None:
     client = served(FakePipeline(saying(SINE, [1, 1, 2, 4, 8, 24], before=[TextDelta("Hello.")])))

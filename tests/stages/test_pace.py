@@ -66,6 +66,15 @@ def test_a_hiccup_of_a_fast_talker_changes_nothing_while_the_listener_has_enough
     assert chunks(frames) == chunks(FAST)
 
 
+def test_after_a_long_wait_of_the_listener_chunks_grow_again():
+    frames = FAST.copy()
+    frames[5] = 5.0
+    sizes, silence_s = chunks(frames)
+    assert 4 < silence_s < 5
+    assert sizes[4] == 1  # first of all, what there is
+    assert sizes[-5:-1] == [16] * 4
+
+
 @settings(max_examples=200)
 @given(st.floats(0.005, 0.078), st.integers(1, 200), st.sampled_from([1, 4, 25]))
 def test_a_talker_that_keeps_up_with_playing_is_never_waited_for(period_s, frames, most):
