@@ -24,6 +24,9 @@ SILENT_TEXT = "<|silent|>"
 
 Role = Literal["system", "user", "assistant"]
 Reason = Literal["stop", "length", "silent", "cancelled", "error"]
+# "length": the frame budget ran out before the Talker said it was done; "loop", "silence": it repeated itself or made no sound
+# for too long and was stopped; "empty": of what is written nothing is spoken (code, emoji), so the Talker never heard of it
+SpeechReason = Literal["stop", "length", "loop", "silence", "empty"]
 VoiceTask = Literal["Base", "CustomVoice", "VoiceDesign"]
 TurnPart = Literal["turn", "speech", "transcript"]
 TranscriptFormat = Literal["json", "text", "verbose_json", "srt", "vtt"]
@@ -102,6 +105,9 @@ class Voice:
     # Whether the Talker gets the whole text before its first frame. None: no where AURA writes the text, which is then read
     # while it is written (unless its ids are passed); else as the checkpoint's package does it (Base no, the others yes).
     non_streaming: bool | None = None
+    # Whether what is spoken is a clean form of what is written (stages/speech_text). None: as the deploy file says. Ids that are
+    # passed are never changed.
+    normalize: bool | None = None
     max_frames: int | None = None
 
 
@@ -109,7 +115,8 @@ class Voice:
 class Playback:
     """How the speech is listened to. It decides which frames are decoded and sent together, never what is said."""
 
-    live: bool = True  # False: nobody hears it before its end
+    # False: nobody hears it before its end; all of it is sent then, and speech that went wrong is made again
+    live: bool = True
     speed: float = 1.0  # seconds of speech played in a second
     first_frames: int | None = None  # of the first chunk; None or 0: as the deploy file says
 
@@ -296,14 +303,13 @@ class Usage:
 class Ended:
     """The last event of every Turn. error is set exactly when reason is "error".
 
-    reason is how the text ended; speech_reason how the speech did (None when nothing was spoken):
-    "length" means the frame budget ran out before the Talker said it was done.
+    reason is how the text ended; speech_reason how the speech did (None when none was asked for, or the turn was silent).
     """
 
     reason: Reason
     usage: Usage = Usage()
     error: AuraError | None = None
-    speech_reason: Literal["stop", "length"] | None = None
+    speech_reason: SpeechReason | None = None
 
 
 Event = Transcript | TextDelta | AudioChunk | Ended

@@ -91,4 +91,5 @@ def failure(ended: Ended) -> AuraError | None:
 
 def finish_reason(ended: Ended) -> Literal["stop", "length"]:
     """OpenAI's word: "length" when a budget cut the text or the speech."""
-    return "length" if "length" in (ended.reason, ended.speech_reason) else "stop"
+    cut = ended.reason == "length" or ended.speech_reason in ("length", "loop", "silence")
+    return "length" if cut else "stop"

@@ -39,6 +39,7 @@ from aura_omni.flow import (
 )
 from aura_omni.media.audio import resample
 from aura_omni.media.level import may_be_speech
+from aura_omni.stages import speech_text
 from aura_omni.stages.silent import speakable
 from aura_omni.stages.talker import TalkerStage
 from aura_omni.stages.talker_prompt import LEAST_PREFILL
@@ -117,7 +118,14 @@ class Pipeline(Asking):
             does = "speak" if request.part == "speech" else "listen"
             raise BadRequest(f"this server does not {does} (pipeline {self.config.pipeline})", param="part")
         plan = planner.plan(request)
-        turn = Turn(plan, sink, engine=self.engine, parts=planner.parts, chunks=self.config.audio_chunks)
+        turn = Turn(
+            plan,
+            sink,
+            engine=self.engine,
+            parts=planner.parts,
+            chunks=self.config.audio_chunks,
+            limits=self.config.speech,
+        )
         self.engine.post(turn.begin)
         return turn
 
@@ -189,6 +197,7 @@ class _Planner:
             at_once=self.config.stage("asr").max_num_seqs if self.parts.asr is not None else 0,
             speaking=speaking,
             reference=reference,
+            normalize=self._normalizes(request),
             body=body,
             text_tokens=text_tokens,
         )
@@ -277,8 +286,20 @@ class _Planner:
         """Ids of the text to speak, if the request brings it. Raises PromptTooLong."""
         if speaking is None or self.parts.speech is None or self.parts.asr is not None:
             return None
-        text = text_of(request.messages[-1])
-        return self.parts.speech.talker.writer.body(text) if speakable(text) else None
+        text, writer = text_of(request.messages[-1]), self.parts.speech.talker.writer
+        if self._normalizes(request):
+            writer.refuse_endless(text)
+            text = speech_text.whole(text, speaking.language)
+        return writer.body(text) if speakable(text) else None
+
+    def _normalizes(self, request: TurnRequest) -> bool:
+        given = request.voice.normalize
+        if given and request.voice.pass_token_ids:
+            raise BadRequest(
+                "normalize is true, but the token ids that pass_token_ids hands on are spoken as they are; give one of them",
+                param="normalize",
+            )
+        return self.config.speech.normalize if given is None else given
 
     def _check_speech(
         self, request: TurnRequest, speaking: Speaking, body: list[int] | None, sampling: Sampling

@@ -91,6 +91,7 @@ def _change(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> 
 
 CHAIN = """
 pipeline: aura_omni
+speech: {{normalize: false}}
 dtype: float32
 connectors:
   memory: {{name: SharedMemoryConnector, extra: {{initial_codec_chunk_frames: {first}, codec_chunk_frames: {frames}}}}}
@@ -105,6 +106,7 @@ stages:
 """
 SPEECH = """
 pipeline: qwen3_tts
+speech: {{normalize: false}}
 dtype: float32
 stages:
   - {{stage_id: 0, model: {tts}, max_model_len: 1024, max_num_batched_tokens: 100,

@@ -64,6 +64,18 @@ class AudioChunks:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeechConfig:
+    """What is spoken of a text, and when a Talker that does not come to an end is stopped."""
+
+    normalize: bool = True  # requests may say otherwise
+    # The most frames that a text of n tokens may become: speech has 3 or 4 for each; 12.5 are a second
+    spare_frames: int = 38
+    frames_per_token: float = 12.0
+    max_loop_s: float = 8.0  # of a few codes again and again
+    max_silence_s: float = 6.0
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     pipeline: PipelineName
     served_names: tuple[str, ...]  # what a request may call the model; the first is the one shown
@@ -76,6 +88,7 @@ class Config:
     media: MediaConfig
     stages: tuple[StageConfig, ...]  # in the order of the pipeline
     audio_chunks: AudioChunks
+    speech: SpeechConfig
     deploy: Path
     notes: tuple[str, ...]  # for the log at start: what was accepted without effect, and the like
     origins: Mapping[str, str]  # "stages.1.max_model_len" -> where the value came from

@@ -72,6 +72,22 @@ def media(value: Any, where: str) -> dict[str, Any]:
 
 REQUEST_TIMEOUT: Check = number(0.1, 86_400)
 
+
+SPEECH_KEYS: Mapping[str, Check] = {
+    "normalize": boolean,
+    "spare_frames": whole(1, 2**20),
+    "frames_per_token": number(1, 1_000),
+    "max_loop_s": number(1, 3_600),
+    "max_silence_s": number(1, 3_600),
+}
+
+
+def speech(value: Any, where: str) -> dict[str, Any]:
+    """What is spoken of a text, and when the Talker is stopped."""
+    known_keys(mapping(value, where), where, used=SPEECH_KEYS, unused={})
+    return {key: SPEECH_KEYS[key](item, f"{where}.{key}") for key, item in value.items() if item is not None}
+
+
 TOP_KEYS: Mapping[str, Check] = {
     "pipeline": text,
     "served_model_name": texts,
@@ -83,6 +99,7 @@ TOP_KEYS: Mapping[str, Check] = {
     "media": media,
     "request_timeout_s": REQUEST_TIMEOUT,
     "custom_voice_dir": text,
+    "speech": speech,
     "stages": mapping,
     "platforms": mapping,
     "dtype": dtype,

@@ -28,6 +28,7 @@ from aura_omni.config.config import (
     Options,
     PipelineName,
     Platform,
+    SpeechConfig,
     StageConfig,
     sum_text,
 )
@@ -117,6 +118,7 @@ def load(options: Options, *, environ: Mapping[str, str], platform: Platform) ->
         media=_media(options, layers, top),
         stages=stages,
         audio_chunks=audio_chunks,
+        speech=SpeechConfig(**top.get("speech", {})),
         deploy=deploy.path,
         notes=_all_notes(options, deploy, pipeline, stages, notes),
         origins=origins,

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from aura_omni.config.config import Config
-from aura_omni.config.deploy_keys import MEDIA_KEYS
+from aura_omni.config.deploy_keys import MEDIA_KEYS, SPEECH_KEYS
 
 
 def to_yaml(config: Config) -> str:
@@ -42,6 +42,8 @@ def to_yaml(config: Config) -> str:
             },
             indent=2,
         ),
+        "speech:",
+        *_lines({key: getattr(config.speech, key) for key in SPEECH_KEYS}, indent=2),
         "stages:",
     ]
     for stage in config.stages:

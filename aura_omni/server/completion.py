@@ -2,7 +2,7 @@
 
 Beside OpenAI's fields a choice has `silent` (the turn chose not to answer; its content is then `<|silent|>`), and when
 something was spoken `audio_metadata` {format, sample_rate_hz, frame_count (samples per channel), channels} and
-`audio_finish_reason` ("length": the frame budget ended the speech). `aura.transcripts` is what was heard, one for each
+`audio_finish_reason` (flow.SpeechReason; "length": the frame budget ended the speech). `aura.transcripts` is what was heard, one for each
 audio part. Pictures count as video tokens.
 """
 

@@ -299,6 +299,7 @@ class SpeechRequest(Body):
     ref_text: str | None = None
     x_vector_only_mode: bool | None = None
     non_streaming_mode: bool | None = None
+    normalize: bool | None = None
     max_new_tokens: int | None = Field(None, ge=1, lt=2**31)
     initial_codec_chunk_frames: int | None = Field(None, ge=0, lt=2**31)
     speed: float | None = Field(None, ge=MIN_SPEED, le=MAX_SPEED)

@@ -72,10 +72,10 @@ class ChunkStream:
             yield self._chunk({"content": SILENT_TEXT}, modality="text")
         delta: dict[str, Any] = {}
         more: dict[str, Any] = {"silent": ended.reason == "silent"}
-        if self._sound is not None:
+        if self._sound is not None or ended.speech_reason is not None:
             more["audio_finish_reason"] = ended.speech_reason or "stop"
-            if self.wanted.openai_audio:
-                delta["audio"] = {"id": self.wanted.audio_id, "expires_at": self.wanted.created + AUDIO_KEPT_S}
+        if self._sound is not None and self.wanted.openai_audio:
+            delta["audio"] = {"id": self.wanted.audio_id, "expires_at": self.wanted.created + AUDIO_KEPT_S}
         modality = "text" if self._sound is None else "audio"
         yield self._chunk(delta, modality=modality, finish_reason=finish_reason(ended), **more)
         if self.wanted.include_usage:

@@ -24,6 +24,7 @@ _SERVED = (
     "tts_x_vector_only_mode",
     "tts_pass_token_ids",
     "tts_non_streaming_mode",
+    "tts_normalize",
     "tts_max_new_tokens",
     "initial_codec_chunk_frames",
 )
@@ -44,7 +45,7 @@ CHAT_FIELDS: Mapping[str, str] = {
         ("task", "tts_task_type"), ("language", "tts_language"), ("speaker", "tts_speaker"), ("instruct", "tts_instruct"),
         ("ref_audio", "tts_ref_audio"), ("ref_text", "tts_ref_text"), ("x_vector_only", "tts_x_vector_only_mode"),
         ("pass_token_ids", "tts_pass_token_ids"), ("non_streaming", "tts_non_streaming_mode"),
-        ("max_frames", "tts_max_new_tokens"),
+        ("normalize", "tts_normalize"), ("max_frames", "tts_max_new_tokens"),
     )
 }  # fmt: skip
 SPEECH_FIELDS: Mapping[str, str] = {
@@ -95,6 +96,7 @@ def voice_request(body: ChatRequest) -> VoiceRequest:
         x_vector_only=given.flag("tts_x_vector_only_mode") or False,
         pass_token_ids=given.flag("tts_pass_token_ids") or False,
         non_streaming=given.flag("tts_non_streaming_mode"),
+        normalize=given.flag("tts_normalize"),
         max_frames=given.count("tts_max_new_tokens"),
     )
     return VoiceRequest(
@@ -115,6 +117,7 @@ def speech_voice(body: SpeechRequest) -> Voice:
         ref_text=body.ref_text,
         x_vector_only=body.x_vector_only_mode or False,
         non_streaming=body.non_streaming_mode,
+        normalize=body.normalize,
         max_frames=body.max_new_tokens,
     )
 

@@ -381,6 +381,29 @@ def test_wrong_media_keys_are_refused_by_name(media, message, tmp_path):
     assert message in refused.value.message
 
 
+def test_speech_keys_of_the_file_are_kept_and_printed(tmp_path):
+    path = written(tmp_path, "base_config: nano.yaml\nspeech: {normalize: false, frames_per_token: 20}")
+    config = loaded(deploy_config=path)
+    assert (config.speech.normalize, config.speech.frames_per_token, config.speech.spare_frames) == (False, 20.0, 38)
+    assert yaml.safe_load(to_yaml(config))["speech"]["normalize"] is False
+    assert loaded().speech.normalize
+
+
+@pytest.mark.parametrize(
+    ("speech", "message"),
+    [
+        ("{normalise: true}", "did you mean normalize?"),
+        ("{normalize: 1}", "normalize is 1; it must be true or false"),
+        ("{frames_per_token: 0.5}", "frames_per_token is 0.5; it must be a number from 1 to 1000"),
+        ("{max_loop_s: 0}", "max_loop_s is 0; it must be a number from 1"),
+    ],
+)
+def test_wrong_speech_keys_are_refused_by_name(speech, message, tmp_path):
+    with pytest.raises(ConfigError) as refused:
+        loaded(deploy_config=written(tmp_path, f"base_config: nano.yaml\nspeech: {speech}"))
+    assert message in refused.value.message
+
+
 def test_parts_of_a_kind_are_limited_where_no_stage_says_how_many(tmp_path):
     path = written(tmp_path, "base_config: nano.yaml\nstages: [{stage_id: 1, limit_mm_per_prompt: {image: 500}}]")
     assert loaded(deploy_config=path).media.limits == {"audio": 64, "image": 500, "video": 64}

@@ -116,13 +116,15 @@ def test_every_field_reaches_the_turn(served: Served) -> None:
     more = {
         "language": "en", "task_type": "base", "ref_audio": [data_url(wav_bytes(), "audio/wav")], "ref_text": "ref",
         "x_vector_only_mode": True, "non_streaming_mode": True, "max_new_tokens": 40, "seed": 7,
-        "voice": {"id": "vivian"}, "sample_rate": 24_000, "word_timestamps": False, "initial_codec_chunk_frames": 3,
+        "voice": {"id": "vivian"}, "sample_rate": 24_000, "word_timestamps": False, "normalize": False,
+        "initial_codec_chunk_frames": 3,
     }  # fmt: skip
     speak(served(pipeline), instructions="slowly", speed=1.5, extra_body=more)
     (request,) = pipeline.requests
     voice = request.voice
     assert (voice.language, voice.task, voice.ref_text, voice.speaker) == ("en", "Base", "ref", "vivian")
     assert (voice.x_vector_only, voice.non_streaming, voice.max_frames, voice.instruct) == (True, True, 40, "slowly")
+    assert voice.normalize is False
     assert voice.ref_audio is not None
     assert voice.ref_audio.rate == 16_000
     assert request.sampling == {"talker": {"seed": 7}}
