@@ -39,14 +39,16 @@ from aura_omni.flow import (
 )
 from aura_omni.media.audio import resample
 from aura_omni.media.level import may_be_speech
+from aura_omni.plan import Listening, Plan, text_of, with_transcripts
 from aura_omni.stages import speech_text
 from aura_omni.stages.silent import speakable
 from aura_omni.stages.talker import TalkerStage
 from aura_omni.stages.talker_prompt import LEAST_PREFILL
 from aura_omni.stages.transcript import language_name
 from aura_omni.stages.voices import Speaking
-from aura_omni.turn import Listening, Plan, Sink, Turn, text_of, with_transcripts
+from aura_omni.turn import Turn
 from aura_omni.warm_up import warm_up
+from aura_omni.work import Sink
 
 
 class Pipeline(Asking):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from aura_omni import turn as turn_module
+from aura_omni import speaking
 from aura_omni.flow import (
     AudioChunk,
     Voice,
@@ -56,7 +56,7 @@ def test_what_waits_is_looked_at_while_the_talker_has_no_text_to_read(pipeline, 
     """Frames go out by the clock, too: here only when AURA says something, never when a frame comes."""
     chunks = []
 
-    class Writing(turn_module._Chunker):
+    class Writing(speaking._Chunker):
         def add(self, frame):
             self._frames.append(frame)
             self._pace.came()
@@ -66,7 +66,7 @@ def test_what_waits_is_looked_at_while_the_talker_has_no_text_to_read(pipeline, 
                 chunks.append(len(self._frames))
                 self.send()
 
-    monkeypatch.setattr(turn_module, "_Chunker", Writing)
+    monkeypatch.setattr(speaking, "_Chunker", Writing)
     turn = ask(pipeline, spoken(sampling=LONG, voice=RAW))
     assert len(chunks) > 3
     np.testing.assert_allclose(turn.samples, spoken_whole(pipeline, turn.text), atol=5e-5)
