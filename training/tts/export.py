@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -58,7 +59,11 @@ def encoder_tensors(encoder: TrainedEncoder | None) -> dict[str, Tensor]:
     tensors = to_published(made, ENCODER_LAYOUT)
     if encoder is None:
         tensors = {name: torch.zeros_like(value) for name, value in tensors.items()}
-    tensors |= {name: torch.zeros(size) for name, size in published.speech_tokenizer_unused(shape.SIZES).items()}
+    tensors |= {
+        name: torch.zeros(size)
+        for name, size in published.speech_tokenizer_unused(shape.SIZES).items()
+        if not re.search(r"layers\.(1[5-9]|[2-9]\d)\.", name)  # of books beyond the 16 that this encoder has
+    }
     for name, value in tensors.items():
         if name.endswith(("cluster_usage", "initialized")):
             value.fill_(1)

@@ -41,13 +41,19 @@ class FreshMemory:
 
 
 def refresh(network: nn.Module) -> None:
-    """Make the derived tables of Code2Wav's layers again, as part of the graph. Call once before every forward."""
+    """Make the derived tables of Code2Wav's layers again, as part of the graph. Call once before every forward.
+
+    The old ones go first: they would keep the last step's graph alive, and with it the stream that it ran on.
+    """
     for part in network.modules():
         if isinstance(part, SnakeBeta):
+            for name in ("rate", "gain"):
+                part.register_buffer(name, None, persistent=False)
             part.register_buffer("rate", part.alpha.exp(), persistent=False)
             part.register_buffer("gain", 1.0 / (part.beta.exp() + 1e-9), persistent=False)
         elif isinstance(part, CausalUpsample):
             assert part.conv.bias is not None
+            part.register_buffer("bias", None, persistent=False)
             part.register_buffer("bias", part.conv.bias.repeat(part.rate), persistent=False)
 
 

@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=8_192, help="rows of a batch")
     parser.add_argument("--peak", type=float, default=1.5e-3)
     parser.add_argument("--share", type=float, default=0.25, help="share of clips drawn from those with sound")
-    parser.add_argument("--chains", type=int, default=12_000, help="clips made of others, of each kind")
+    parser.add_argument("--chains", type=int, default=8_000, help="clips made of others, of each kind")
     parser.add_argument("--clips", type=int, default=60, help="held-out clips of each kind to speak at the end")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--eager", action="store_true", help="no CUDA graph")
