@@ -1,20 +1,33 @@
 #!/bin/bash
-# Codec, then vocoder and Talker side by side. $1: where results go; TIME_S: seconds in all.
+# Vocoder and Talker side by side, and from the second run on the encoders of references too.
+# $1: where results go; TIME_S: seconds in all; START: results of an earlier run, to go on from (with encoders).
+# Beside this file: training/, aura_omni/, wheels/, tokenizer.json, corpus.npz, sound.ogg (corpus.py).
 set -u
-HERE=$(cd "$(dirname "$0")" && pwd); OUT=$(realpath -m "$1"); TIME_S=${TIME_S:-420}; DEVICE=${DEVICE:-cuda}; SMALL=${SMALL:-}
-cd "$HERE"; BEGIN=$(date +%s)
+HERE=$(cd "$(dirname "$0")" && pwd); OUT=$(realpath -m "$1"); TIME_S=${TIME_S:-550}; DEVICE=${DEVICE:-cuda}; SMALL=${SMALL:-}; START=${START:+$(realpath -m "$START")}
+cd "$HERE"; BEGIN=$(date +%s); END=$(( BEGIN + TIME_S ))
 mkdir -p "$OUT"; LOG=$OUT/run.log; : > "$LOG"
-export TOKENIZERS_PARALLELISM=false PYTHONPATH=$HERE:/tmp/tts_lib OMP_NUM_THREADS=${THREADS:-4}
-for wheel in wheels/*.whl; do python3 -m zipfile -e "$HERE/$wheel" /tmp/tts_lib; done
-left() { echo $(( TIME_S - ($(date +%s) - BEGIN) )); }
+LIB=$(mktemp -d); export RAYON_NUM_THREADS=4 PYTHONPATH=$HERE:$LIB OMP_NUM_THREADS=${THREADS:-2} PYTHONUNBUFFERED=1
+for wheel in wheels/*.whl; do [ -e "$wheel" ] && python3 -m zipfile -e "$HERE/$wheel" "$LIB"; done
 
-python3 -m training.tts.train_codec --corpus corpus.npz --opus sound.ogg --out "$OUT" --device $DEVICE --time $(( TIME_S * 19 / 100 )) ${SMALL:+--smoke} >> "$LOG" 2>&1 || { tail -30 "$LOG"; exit 1; }
-REST=$(( $(left) - TIME_S * 9 / 100 ))
-echo "codec done, $REST s for the rest" >> "$LOG"
-python3 -m training.tts.train_talker --corpus corpus.npz --tokenizer tokenizer.json --codes "$OUT/codes.npz" --out "$OUT" --device $DEVICE --time $REST --rows 6000 --workers ${WORKERS:-4} --clips 100 ${SMALL:+--smoke} > "$OUT/talker.log" 2>&1 &
-TALKER=$!
-python3 -m training.tts.train_wave --corpus corpus.npz --opus sound.ogg --codec "$OUT/codec.pt" --codes "$OUT/codes.npz" --out "$OUT" --device $DEVICE --time $REST ${SMALL:+--smoke} > "$OUT/wave.log" 2>&1 &
+# part NAME SECONDS_BEFORE_THE_END ARGUMENTS: a script by its own clock. If its CUDA graphs fail it starts again without them.
+part() {
+  local name=$1 until=$(( END - $2 )); shift 2
+  local run=(python3 -m "training.tts.train_$name" --corpus corpus.npz --out "$OUT" --device "$DEVICE" --until $until "$@" ${SMALL:+--smoke})
+  timeout $(( END + 10 - $(date +%s) )) "${run[@]}" > "$OUT/$name.part" 2>&1 && return
+  { grep -E "Error|error" "$OUT/$name.part" | tail -5; echo "$name failed after $(( $(date +%s) - BEGIN )) s; again without graphs"; } >> "$LOG"
+  [ $(( until - $(date +%s) )) -gt 40 ] && timeout $(( END + 10 - $(date +%s) )) "${run[@]}" --eager >> "$OUT/$name.part" 2>&1
+}
+part wave ${WAVE_END:-30} --sound sound.ogg ${START:+--resume "$START/wave.pt" --peak 5e-4} &
 WAVE=$!
-wait $TALKER; wait $WAVE
-cat "$OUT/talker.log" "$OUT/wave.log" >> "$LOG"; rm -f "$OUT"/talker.log "$OUT"/wave.log "$OUT"/*.draft "$OUT"/codec.json
-grep -E "Error|error:" "$LOG" | head; tail -24 "$LOG"; ls -la "$OUT"; echo "used $(( $(date +%s) - BEGIN )) s"
+part talker ${TALKER_END:-75} --tokenizer tokenizer.json ${START:+--resume "$START/talker.pt" --peak 1e-3} &
+TALKER=$!
+ENCODER=
+if [ -n "${START:-}" ]; then
+  EARLIER=; [ -e "$START/encoder.pt" ] && EARLIER=$START/encoder.pt
+  part encoder ${WAVE_END:-30} --sound sound.ogg ${EARLIER:+--resume "$EARLIER"} &
+  ENCODER=$!
+fi
+wait $WAVE $TALKER $ENCODER
+for name in talker wave encoder; do [ -e "$OUT/$name.part" ] && { echo "== $name"; cat "$OUT/$name.part"; } >> "$LOG"; done
+rm -rf "$OUT"/*.part "$OUT"/*.draft "$LIB"
+grep -E "Error|failed" "$LOG" | head; for name in talker wave encoder; do sed -n "/^== $name/,/^==/p" "$LOG" | grep -v "^==" | tail -9; done; ls -la "$OUT"; echo "used $(( $(date +%s) - BEGIN )) s"
