@@ -81,7 +81,7 @@ def revoiced(waves: Tensor, samples: Tensor, generator: Generator) -> Tensor:
     excited = voice * (1 - hissing).sqrt() + breath * hissing.sqrt()
     pieces = torch.fft.irfft(excited * envelope.exp(), _FFT, dim=1).transpose(1, 2) * window
     parts = pieces.unflatten(2, (_FFT // _HOP, _HOP)).unbind(2)  # torch.istft would wait for the device
-    made = sum(F.pad(part, (0, 0, n, len(parts) - 1 - n)) for n, part in enumerate(parts))
+    made = torch.stack([F.pad(part, (0, 0, n, len(parts) - 1 - n)) for n, part in enumerate(parts)]).sum(0)
     made = made.flatten(1)[:, _FFT // 2 : _FFT // 2 + waves.shape[1]]
     made = made * (_rms(waves) / _rms(made).clamp_min(1e-6))
     return made * (torch.arange(waves.shape[1], device=waves.device) < samples[:, None]) * (_rms(waves) > 1e-6)

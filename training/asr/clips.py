@@ -243,7 +243,8 @@ class Clips:
 
     def take(self, clips: Sequence[Clip], *, remember: bool = False) -> None:
         """What no longer fits is left out."""
-        fit, end = [], self._end
+        fit: list[tuple[Clip, int, tuple[list[int], list[int]]]] = []
+        end = self._end
         for clip in clips:
             written = self._writer(clip.text)
             form = _form(len(clip.samples) / RATE, *map(len, written))
@@ -293,28 +294,24 @@ class Clips:
         table = np.zeros((rows, Columns.width(form)), np.int64)
         columns = Columns.of(form, torch.from_numpy(table))  # views of it
         kind = rng.random(rows)
-        sounds = self._arrays.get("sounds")
-        if sounds is None:
-            kind[(kind >= EMPTY_SHARE) & (kind < EMPTY_SHARE + SOUNDS_SHARE)] = 0.0
+        speech = kind >= EMPTY_SHARE + SOUNDS_SHARE
         pieces = np.tile(self._nothing[: form.pieces], (rows, 1))
         if form.joined == 1:
             chosen = np.zeros((rows, 1), np.int64)
-            speech = kind >= EMPTY_SHARE + SOUNDS_SHARE
             chosen[speech, 0] = self._chosen(rng, number, int(speech.sum()))
-            heard = (kind >= EMPTY_SHARE)[:, None]
+            heard = speech[:, None].copy()
             pieces[speech] = self._pieces[chosen[speech, 0], : form.pieces]
             columns.spelled.numpy()[speech] = self._letters[chosen[speech, 0], : form.letters]
             columns.spelled_count.numpy()[speech] = self._letter_counts[chosen[speech, 0]]
         else:
-            chosen, heard = self._joined(rng, form, number, rows, columns, pieces)
-            speech = heard.any(1)
-        if sounds is not None:
-            all_sounds = np.concatenate([part for part in sounds[: number + 1] if len(part)] or [np.zeros(1, np.int64)])
-            quiet = (kind >= EMPTY_SHARE) & (kind < EMPTY_SHARE + SOUNDS_SHARE) & (form.joined == 1)
-            chosen[quiet, 0] = rng.choice(all_sounds, int(quiet.sum()))
-            behind = rng.choice(np.concatenate(sounds), rows)
+            chosen, heard = self._joined(rng, form, number, ~speech, columns, pieces)
+        sounds = self._arrays.get("sounds", [])
+        if len(fitting := np.concatenate([np.zeros(0, np.int64), *sounds[: number + 1]])):
+            alone = (kind >= EMPTY_SHARE) & ~speech
+            chosen[alone, 0], heard[alone, 0] = rng.choice(fitting, int(alone.sum())), True
+            around = rng.choice(np.concatenate(sounds), rows)
             columns.behind_start.numpy()[:], columns.behind_length.numpy()[:] = (
-                self._starts[behind], self._lengths[behind],
+                self._starts[around], self._lengths[around],
             )  # fmt: skip
         columns.behind_length.clamp_(min=1)
         columns.pieces.numpy()[:] = pieces
@@ -354,21 +351,20 @@ class Clips:
         return out
 
     def _joined(
-        self, rng: np.random.Generator, form: Form, number: int, rows: int, columns: Columns, pieces: np.ndarray
+        self, rng: np.random.Generator, form: Form, number: int, quiet: np.ndarray, columns: Columns, pieces: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Rows of one group of clips after another, as many as fit into a length drawn for each row."""
+        """Rows of one group of clips after another, as many as fit into a length drawn for each row; none in quiet ones."""
+        rows = len(quiet)
         first = self._chosen(rng, number, rows, shorter=True)
         chosen = self._chosen(rng, number, rows * form.joined, shorter=True).reshape(rows, form.joined)
         chosen[:, 0] = first
-        heard = np.zeros(chosen.shape, bool)
         lengths, sizes = self._lengths[chosen] / RATE + PAUSE_S, self._piece_counts[chosen]
         letters = self._letter_counts[chosen] + 1
         wanted = rng.uniform(5.0, (form.room_s - 2 * PAUSE_S) * SLOWEST, (rows, 1))
-        heard[:] = (
-            (lengths.cumsum(1) <= wanted) & (sizes.cumsum(1) <= form.pieces) & (letters.cumsum(1) <= form.letters)
-        )
+        heard = (lengths.cumsum(1) <= wanted) & (sizes.cumsum(1) <= form.pieces) & (letters.cumsum(1) <= form.letters)
         heard[:, 0] = True
-        for row in range(rows):
+        heard[quiet] = False
+        for row in np.flatnonzero(~quiet):
             texts = [text for clip in chosen[row, heard[row]] if (text := self._texts[clip])]
             ids, spelled = self._writer(" ".join(texts))
             pieces[row] = IGNORED
@@ -395,7 +391,7 @@ class Clips:
             pause = np.round(rng.uniform(0.05, PAUSE_S, rows) * RATE).astype(np.int64)
             at = np.where(there, np.minimum(at + count + pause, room), at)
         silent = ~heard.any(1)
-        at = np.where(silent, at + np.round(rng.uniform(0.5, min(4.0, form.room_s - 1.0), rows) * RATE), at)
+        at = np.where(silent, at + np.round(rng.uniform(0.5, form.room_s - 1.0, rows) * RATE), at)
         columns.samples.numpy()[:] = np.clip(at, RATE // 2, room)
 
 

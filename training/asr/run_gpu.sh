@@ -24,7 +24,7 @@ left() { echo $((${TIME_S:-550} - $(date +%s) + started)); }
 if [ "${SPEED:-0}" -gt 0 ]; then
   timeout -k 5 "$(($(left) + 15))" python3 -u -m training.asr.speed "$out" --data "$work" --time-s "$(left)" \
     ${SIZES_S:+--sizes-s $SIZES_S} 2>&1 | tee "$out/speed.txt" || true
-  rm -f "$out"/*.json
+  rm -f "$out"/*.json "$out"/merges.txt
   exit
 fi
 case $part in
@@ -32,11 +32,13 @@ case $part in
   *) resume=${RESUME:-$keep} ;;
 esac
 resume=${RESUME:-${resume:-}}
+status=0
 timeout -k 5 "$(($(left) + 20))" python3 -u -m training.asr.train "$out" --data "$work" --time-s "$(left)" --part "$part" --keep "$keep" \
   --seed "${SEED:-${part%%/*}}" --workers "${WORKERS:-7}" --batch-s "${BATCH_S:-400}" --clips "${CLIPS:-400000}" \
-  --hours "${HOURS:-140}" --heldout-clips "${HELDOUT_CLIPS:-10000}" ${EAGER:+--eager} ${resume:+--resume "$resume"} 2>&1 \
-  | tee "$work/log" | grep -v '^{' | tail -n 60 || true
-grep '^{' "$work/log" | tail -n 8 || true
+  --hours "${HOURS:-140}" --heldout-clips "${HELDOUT_CLIPS:-10000}" ${EAGER:+--eager} ${resume:+--resume "$resume"} 2>&1 || status=$?
 # Few files: the small ones in one.
-tar cf "$out/files.tar" -C "$out" config.json generation_config.json preprocessor_config.json tokenizer.json tokenizer_config.json train.json
-rm -f "$out"/*.json
+small=(config.json generation_config.json preprocessor_config.json tokenizer.json tokenizer_config.json vocab.json merges.txt train.json)
+cd "$out"
+tar cf files.tar "${small[@]}"
+rm -f "${small[@]}"
+exit "$status"

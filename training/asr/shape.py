@@ -41,6 +41,8 @@ FILES = (
     "preprocessor_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
+    "vocab.json",
+    "merges.txt",
 )
 _ROLES = ("system", "user", "assistant", "\n", *HEADS)
 

@@ -54,7 +54,7 @@ from training.text.grammar import sentence
 WEIGHTS, GRADIENTS, SQUARES = (f"resume/{name}.safetensors" for name in ("weights", "gradients", "squares"))
 EXACT = "exact.safetensors"  # all of it, in float32: four times 26 MB
 TAKE_S = 1.0  # between two looks at what the processes have finished
-FIRST_HOURS = 0.7  # of made speech, before the first step
+FIRST_HOURS, FIRST_S = 0.3, 20.0  # of made speech, before the first step, and how long to wait for it
 MEAN_STEPS = 4  # between two updates of the mean of the weights
 
 
@@ -169,7 +169,7 @@ class Training:
         if self.step % MEAN_STEPS == 0:
             keep = min(self.plan.mean_keeps**MEAN_STEPS, (1 + self.step) / (80 + self.step))
             with torch.no_grad():
-                torch._foreach_lerp_(self.mean, self.parameters, 1 - keep)
+                torch._foreach_lerp_(self.mean, [*self.parameters], 1 - keep)
 
     def _wobble(self, rows: int) -> Tensor:
         """[rows, 3]: paces that come and go by up to 8 % within 0.3 to 1.5 s, in half of the rows."""
@@ -341,7 +341,8 @@ def run(options: argparse.Namespace) -> None:
     clips.take(collected(data, avoid))
     clips.recall()
     first = clips.hours + min(FIRST_HOURS, options.clips * 1.5 / 3600)
-    while clips.hours < first:
+    waited = time.monotonic()
+    while clips.hours < first and time.monotonic() - waited < FIRST_S:
         clips.take(maker.ready(), remember=True)
         time.sleep(0.05)  # the processes are busy, and this one has nothing to do
     print(f"{time.monotonic() - started:.0f} s: {clips.hours:.2f} h to begin with", flush=True)
