@@ -102,15 +102,16 @@ class Training:
     def resume(self, folder: Path) -> None:
         """From an earlier run: exactly, where it left all of its state, else from the rounded weights and means of its optimizer."""
         self.log = json.loads((folder / "train.json").read_text(encoding="utf-8"))
-        self.step = int(self.log[-1]["step"])
         names = [name for name, _ in self.model.named_parameters()]
         exact = (folder / EXACT).exists()
         if exact:
             found = load_file(folder / EXACT)
+            self.step = int(found["step"])
             parts = [
                 [found[f"{part}.{name}"] for name in names] for part in ("weights", "gradients", "squares", "mean")
             ]
         else:
+            self.step = int(self.log[-1]["step"])
             weights, gradients, squares = (load_file(folder / file) for file in (WEIGHTS, GRADIENTS, SQUARES))
             parts = [[file[name].float() for name in names] for file in (weights, gradients, squares, weights)]
             parts[2] = [root**2 for root in parts[2]]
@@ -223,6 +224,8 @@ class Training:
         if not all(math.isfinite(value) for value in row.values()):
             raise RuntimeError(f"the training diverged: {row}; the last checkpoint stays")
         for name, said in heldout.items():
+            if time.monotonic() > until:
+                break
             heard = self.heard(model, said)
             if said[0].text:
                 row[name] = round(wer((clip.text, text) for clip, text in zip(said, heard, strict=True)), 4)
@@ -254,7 +257,7 @@ class Training:
 
     def keep(self, folder: Path) -> None:
         """All that `resume` needs to go on as if nothing had been, and the files of the checkpoint, in another folder."""
-        state: dict[str, Tensor] = {}
+        state = {"step": torch.tensor(self.step)}
         for (name, value), mean in zip(self.model.named_parameters(), self.mean, strict=True):
             moments = self.optimizer.state[value]
             parts = {"weights": value, "gradients": moments["exp_avg"], "squares": moments["exp_avg_sq"], "mean": mean}
@@ -266,8 +269,9 @@ class Training:
 
 
 def evaluation(folder: Path, most: int) -> dict[str, list[Clip]]:
-    """Held-out clips by voice and kind; of music, pieces of 5 s."""
-    return {path.stem: recorded(folder, path.name, path.stem)[:most] for path in sorted(folder.glob("*.opus"))}
+    """Held-out clips by voice and kind, those of the domain first; of music, pieces of 5 s."""
+    paths = sorted(folder.glob("*.opus"), key=lambda path: ("domain" not in path.stem, path.stem))
+    return {path.stem: recorded(folder, path.name, path.stem)[:most] for path in paths}
 
 
 def main() -> None:
@@ -361,22 +365,24 @@ def run(options: argparse.Namespace) -> None:
         steps.take(clips.deal(training.rng, batch_s=options.batch_s))
         training.after_step()
         if now - saved_at > training.plan.every_s:
-            finished(training, clips, some, started, kept)
+            finished(training, clips, some, started, kept, end)
             saved_at = time.monotonic()
     maker.close()
-    finished(training, clips, everything, started, kept)
+    finished(training, clips, everything, started, kept, started + options.time_s - 3.0)
 
 
 def finished(
-    training: Training, clips: Clips, heldout: dict[str, list[Clip]], started: float, kept: Path | None
+    training: Training, clips: Clips, heldout: dict[str, list[Clip]], started: float, kept: Path | None, until: float
 ) -> None:
     """A checkpoint, and then what it hears."""
     model = training.averaged()
     training.save(model)
-    training.report(model, clips, heldout, time.monotonic() - started)
-    training.save(model)
     if kept:
         training.keep(kept)
+    training.report(model, clips, heldout, time.monotonic() - started, until)
+    for folder in (training.out, kept):
+        if folder:
+            (folder / "train.json").write_text(json.dumps(training.log, indent=1), encoding="utf-8")
 
 
 def smoke(out: Path, *, steps: int = 60) -> None:
