@@ -215,14 +215,15 @@ class Training:
                 found.append((n, self.recogniser.tokenizer.decode(ids[tag:])))
         return [text for _, text in sorted(found)]
 
-    def report(self, model: Trainee, clips: Clips, heldout: dict[str, list[Clip]], seconds: float) -> dict[str, float]:
+    def report(
+        self, model: Trainee, clips: Clips, heldout: dict[str, list[Clip]], seconds: float, until: float = math.inf
+    ) -> dict[str, float]:
+        """A line for the log: the losses since the last one, and what the model hears, set by set until the time is over."""
         row = {"s": round(seconds), "step": self.step, "hours": round(clips.hours, 2), "clips": len(clips)}
         text, spell = (self.losses / max(1, self.summed)).tolist()
         row |= {"text": round(text, 4), "spell": round(spell, 4)}
         self.losses.zero_()
         self.summed = 0
-        if not all(math.isfinite(value) for value in row.values()):
-            raise RuntimeError(f"the training diverged: {row}; the last checkpoint stays")
         for name, said in heldout.items():
             if time.monotonic() > until:
                 break
@@ -375,6 +376,8 @@ def finished(
     training: Training, clips: Clips, heldout: dict[str, list[Clip]], started: float, kept: Path | None, until: float
 ) -> None:
     """A checkpoint, and then what it hears."""
+    if not bool(training.losses.isfinite().all()):
+        raise RuntimeError(f"the training diverged after step {training.step}; the last checkpoint stays")
     model = training.averaged()
     training.save(model)
     if kept:
