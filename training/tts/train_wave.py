@@ -196,7 +196,8 @@ def main() -> None:
 
     def learn(loss: Tensor) -> None:
         speaker.zero_grad(set_to_none=True)
-        loss.backward()
+        # Only these: gradients of the judges would be added to those of the critic's last step, which a graph must not read.
+        loss.backward(inputs=weights)
         for part in (new, old):
             if part[0].grad is not None:
                 torch.nn.utils.clip_grad_norm_(part, 5.0)
