@@ -15,10 +15,10 @@ from aura_omni.engine.loader import Checkpoint
 from aura_omni.stages.asr import AsrStage
 from training.asr import train
 from training.asr.augment import augment, masked, revoiced, warped
-from training.asr.clips import FORMS, Clip, Clips, Columns, Form, behind, fragments, sounded, withheld
+from training.asr.clips import FORMS, PACE_ONE, Clip, Clips, Columns, Form, behind, fragments, sounded, withheld
 from training.asr.ctc import native, scanned
 from training.asr.evaluate import Ear
-from training.asr.network import IGNORED, Prompt, Trainee, letters
+from training.asr.network import CHARACTERS, IGNORED, Prompt, Trainee, letters
 from training.asr.shape import Recogniser
 from training.asr.sounds import sound
 from training.asr.toy import toy_clips
@@ -26,13 +26,6 @@ from training.asr.wer import wer
 from training.text.grammar import RULES, sentence
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def smoked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("asr")
-    train.smoke(folder, steps=6)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +117,22 @@ def test_a_deal_of_every_form_writes_what_its_clips_say_and_fits(form):
         assert int(ends[columns.count[row] > 0].max() if heard else 0) <= columns.samples[row] <= form.room_s * 16_000
         spoken += bool(heard)
     assert spoken
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: f"{form.room_s} s")
+def test_whatever_a_deal_points_at_is_there(form):
+    clips = store([*toy_clips(30), Clip(np.ones(30_000, np.int16), "", "sounds")])
+    end, pieces = clips._end, max(max(writer(text)[0], default=0) for text in clips._texts)
+    for seed in range(20):
+        columns = dealt(clips, form, seed=seed)
+        last = columns.start + (columns.count * columns.pace // PACE_ONE)
+        assert columns.start.min() >= 0
+        assert last.max() < end - 2  # a cubic reads two samples more
+        assert (columns.behind_start + columns.behind_length).max() <= end
+        assert columns.samples.max() <= form.room_s * 16_000
+        assert columns.pieces.max() <= pieces
+        assert 0 <= columns.spelled.min() <= columns.spelled.max() <= len(CHARACTERS)
+        assert columns.spelled_count.max() <= form.letters
 
 
 def test_at_its_own_pace_a_clip_comes_back_as_it_was():
@@ -243,12 +252,26 @@ def test_a_run_resumed_from_rounded_files_goes_on_with_weights_vocabulary_and_op
             torch.testing.assert_close(ours_state[part], theirs_state[part], atol=1e-6, rtol=2e-2)
 
 
+def test_a_run_resumed_from_weights_alone_hears_as_before_and_starts_its_schedule_anew(begun, tmp_path):
+    before, clips = begun
+    for name in ("gradients", "squares"):
+        (tmp_path / f"resume/{name}.safetensors").unlink()
+    (tmp_path / "merges.txt").unlink()  # a tokenizer of one file
+    after = training(Recogniser.copied(tmp_path, tmp_path / "next"), tmp_path / "next")
+    after.resume(tmp_path)
+    assert (after.step, after.done) == (0, None)
+    for ours, theirs in zip(after.parameters, before.parameters, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-3)
+    steps(after, clips, 1)
+
+
 def test_a_run_resumed_from_all_of_its_state_takes_the_very_same_steps(begun, tmp_path):
     before, clips = begun
     (tmp_path / "kept").mkdir()
     before.keep(tmp_path / "kept")
     after = training(Recogniser.copied(tmp_path / "kept", tmp_path / "next"), tmp_path / "next")
     after.resume(tmp_path / "kept")
+    assert after.done == before.done == 0.1
     before.warm_up_steps = after.warm_up_steps
     for run in (before, after):
         run.noise.manual_seed(1)

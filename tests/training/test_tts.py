@@ -2,77 +2,29 @@
 
 from __future__ import annotations
 
-import importlib
-import json
-import sys
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
 
-from aura_omni.engine.loader import Checkpoint
 from aura_omni.flow import Voice
 from aura_omni.models.speaker_encoder import log_mel, mel_filters
 from aura_omni.stages import vocoder
 from aura_omni.stages.talker import TalkerStage
+from tests.training.conftest import FRAMES, TEXTS
 from training.tts import clock, corpus, shape
 from training.tts.codec_model import TrainedCodec
 from training.tts.contour import EDGES, edge_codes, sound_codes, told
 from training.tts.ear import word_error, words
 from training.tts.grad import refresh, speaker_vectors
+from training.tts.graph import adam
 from training.tts.listen import talker_of
 from training.tts.phones import PHONES, SYMBOLS, Span, frame_codes, phones_of
 from training.tts.speakers import FRAME_SAMPLES, SPEAKERS
+from training.tts.state import State
 from training.tts.talker_batch import BOS, EOS, PAD, Deck, Rows
 from training.tts.talker_speak import speak
 from training.tts.train_encoder import TrainedEncoder
-
-_TEXTS = ("A red ball.", "Two blue stars on the left.", "Nothing moves.", "I see it.")
-_FRAMES = 24
-
-
-def run(script: str, *arguments: object) -> None:
-    before, sys.argv = sys.argv, [script, *map(str, arguments)]
-    try:
-        importlib.import_module(f"training.tts.{script}").main()
-    finally:
-        sys.argv = before
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """Twelve made-up clips, trained on by every script for two steps, and exported."""
-    home = tmp_path_factory.mktemp("tts")
-    random = np.random.default_rng(0)
-    (home / "clips").mkdir()
-    lines = []
-    for number in range(12):
-        phones = random.integers(1, PHONES, 2 * _FRAMES)
-        spans = [[int(phone), 0.04 * slot, 0.04 * (slot + 1)] for slot, phone in enumerate(phones)]
-        lines.append(
-            {"text": _TEXTS[number % 4], "held_out": number > 9, "kind": ("domain", "general")[number % 2],
-             "speaker": SPEAKERS[number % 3].name, "samples": _FRAMES * FRAME_SAMPLES, "spans": spans}
-        )  # fmt: skip
-    (home / "clips/index.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    sound = random.normal(0, 2_000, 12 * _FRAMES * FRAME_SAMPLES).astype("<i2")
-    sound.tofile(home / "clips/sound.s16")
-    shape.train_tokenizer(list(_TEXTS) * 10).save(str(home / "tokenizer.json"))
-    clips, raw = home / "clips", home / "clips/sound.s16"
-    run("corpus", "--times", clips, "--sound", clips, "--out", home / "corpus.npz", "--opus", home / "sound.ogg")
-    data = ("--corpus", home / "corpus.npz", "--out", home, "--smoke")
-    run("train_wave", *data, "--sound", home / "sound.ogg")
-    run("train_wave", *data, "--sound", raw, "--resume", home / "wave.pt")
-    run("train_encoder", *data, "--sound", raw)
-    run("train_talker", *data, "--tokenizer", home / "tokenizer.json")
-    run("train_talker", *data, "--tokenizer", home / "tokenizer.json", "--resume", home / "talker.pt")
-    weights = ("--talker", home / "talker.pt", "--wave", home / "wave.pt", "--tokenizer", home / "tokenizer.json")
-    run("export", *weights, "--out", home / "tts")
-    run("export", *weights, "--encoder", home / "encoder.pt", "--kind", "base", "--out", home / "base")
-    return SimpleNamespace(
-        home=home, checkpoint=Checkpoint.find(str(home / "tts")), base=Checkpoint.find(str(home / "base"))
-    )
 
 
 @pytest.fixture(scope="module")
@@ -172,19 +124,19 @@ def test_training_rows_are_the_rows_that_are_served(made, rows):
     stage = TalkerStage.load(made.checkpoint, device=torch.device("cpu"), dtype=torch.float32)
     for speaker, tagged in ((0, False), (2, True)):
         voice = Voice(speaker=SPEAKERS[speaker].name, language="English" if tagged else None)
-        body = stage.writer.body(_TEXTS[1])
+        body = stage.writer.body(TEXTS[1])
         served = stage.prompt(stage.voices.resolve(voice), body).prefill
         text, codec = rows.prompt(speaker, tagged=tagged)
         assert list(served.text_ids[: len(text)]) == text
         controls = dict(zip(served.codec_rows, served.codec_ids, strict=True))
         assert [controls.get(row, -1) for row in range(len(codec))] == codec
-        assert [list(body)] == rows.tokens([_TEXTS[1]])
+        assert [list(body)] == rows.tokens([TEXTS[1]])
 
 
 def test_exported_talker_speaks_as_trained(made, rows):
     stage = TalkerStage.load(made.checkpoint, device=torch.device("cpu"), dtype=torch.float32)
     trained = talker_of(made.home / "talker.pt", Tokenizer.from_file(str(made.home / "tokenizer.json"))).talker
-    said = [speak(talker, rows, _TEXTS[:2], [0, 1], streaming=True, most=4) for talker in (trained, stage.talker)]
+    said = [speak(talker, rows, TEXTS[:2], [0, 1], streaming=True, most=4) for talker in (trained, stage.talker)]
     for before, after in zip(*said, strict=True):
         np.testing.assert_array_equal(before[:, :5], after[:, :5])
 
@@ -213,5 +165,45 @@ def test_speaker_vectors_of_a_batch_are_those_of_each_clip(made):
 
 def test_corpus_keeps_its_clips(made):
     loaded = corpus.load(made.home / "corpus.npz")["times"]
-    assert loaded.texts[:4] == list(_TEXTS)
-    assert (loaded.held_out.sum(), len(loaded), loaded.starts[-1]) == (2, 12, 12 * (_FRAMES + 1))
+    assert loaded.texts[:4] == list(TEXTS)
+    assert (loaded.held_out.sum(), len(loaded), loaded.starts[-1]) == (2, 12, 12 * (FRAMES + 1))
+
+
+def test_a_run_that_finds_a_state_takes_the_very_steps_that_the_first_one_would_have(tmp_path):
+    def begun() -> tuple[State, torch.nn.Linear, torch.optim.Optimizer, clock.Clock]:
+        torch.manual_seed(0)
+        network, timer = torch.nn.Linear(3, 2), clock.Clock(1e9, steps=10)
+        optimizer = adam([{"params": list(network.parameters())}], torch.device("cpu"), betas=(0.9, 0.98))
+        optimizer.param_groups[0]["lr"].fill_(0.1)
+        mean = [weight.detach().clone() for weight in network.parameters()]
+        state = State(tmp_path / "x.state", timer, networks=(network,), mean=mean, optimizers=(optimizer,))
+        return state, network, optimizer, timer
+
+    def step(network: torch.nn.Linear, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        network(torch.arange(3.0)).square().sum().backward()
+        optimizer.step()
+
+    state, network, optimizer, timer = begun()
+    assert not state.resume()
+    for timer.step in range(1, 5):
+        step(network, optimizer)
+    state.save()
+    step(network, optimizer)
+    again, other, its_optimizer, its_timer = begun()
+    assert again.resume()
+    assert (its_timer.step, round(its_timer.progress, 6)) == (4, 0.4)
+    step(other, its_optimizer)
+    assert torch.equal(other.weight, network.weight)
+    again.forget()
+    assert not begun()[0].resume()
+
+
+def test_codes_without_a_row_are_refused_before_they_reach_the_device(made, rows):
+    parts = corpus.load(made.home / "corpus.npz")
+    parts["sound"].codes[3, 2] = shape.BOOK_ROWS
+    with pytest.raises(ValueError, match="no row"):
+        corpus.known(parts["sound"].codes)
+    parts["sound"].codes[3, 0] = PHONES * PHONES
+    with pytest.raises(ValueError, match="no row"):
+        Deck(parts["sound"], rows, torch.device("cpu"))

@@ -369,7 +369,8 @@ class Clips:
             ids, spelled = self._writer(" ".join(texts))
             pieces[row] = IGNORED
             pieces[row, : len(ids)] = ids[: form.pieces]
-            columns.spelled[row, : len(spelled)] = torch.tensor(spelled[: form.letters])
+            spelled = spelled[: form.letters]
+            columns.spelled[row, : len(spelled)] = torch.tensor(spelled)
             columns.spelled_count[row] = len(spelled)
         return chosen, heard
 
@@ -439,7 +440,7 @@ def behind(samples: Tensor, form: Form, columns: Columns) -> Tensor:
     """float32 [B, room]: sounds that are not speech, each repeated to fill its row."""
     place = torch.arange(form.room_s * RATE, device=samples.device)
     index = columns.behind_start[:, None] + place % columns.behind_length[:, None]
-    return samples[index].float() / 32768
+    return samples[index.clamp_(0, len(samples) - 1)].float() / 32768
 
 
 def _between(flat: Tensor, index: Tensor, part: Tensor) -> Tensor:

@@ -80,6 +80,7 @@ class Recogniser:
         """That of an earlier run, whose weights mean nothing with another vocabulary. Its JSON files are copied into folder."""
         folder.mkdir(parents=True, exist_ok=True)
         for name in FILES:
-            shutil.copyfile(before / name, folder / name)
+            if (before / name).exists():  # a tokenizer may be one file or three
+                shutil.copyfile(before / name, folder / name)
         checkpoint = Checkpoint(folder, "nano asr")
         return cls(checkpoint.parse(AsrConfig.from_json), TextTokenizer.load(checkpoint))

@@ -4,7 +4,9 @@
     steps.prepare(deal)                 # once for each form; where that fails, the form is run launch by launch
     steps.take(deal)                    # a step, without waiting for it
 
-A replay does what the launches would: forward, backward, clipping and optimizer, with fresh noise each time.
+A replay does what the launches would: forward, backward, clipping and optimizer, with fresh noise each time. What it reads it makes
+or finds in its place (tests/training/lasting.py watches over that). Each form is replayed once before anything counts: a fault of the
+device shows then, and leaves the process unusable; run.sh starts again without graphs.
 """
 
 from __future__ import annotations
@@ -88,6 +90,10 @@ class Steps:
         graph.register_generator_state(learner.noise)
         with torch.cuda.graph(graph, pool=self._pool):
             learner.learn(self._samples, deal.form, table)
+        graph.replay()
+        torch.cuda.synchronize()
+        if not bool(learner.losses.isfinite().all()):
+            raise RuntimeError(f"a replayed step of {deal.form} gave {learner.losses.tolist()}")
         return graph, table
 
     @contextmanager

@@ -52,6 +52,7 @@ from training.text.grammar import sentence
 
 # In a folder of its own, as the server reads all files beside the JSON; each below 16 MB.
 WEIGHTS, GRADIENTS, SQUARES = (f"resume/{name}.safetensors" for name in ("weights", "gradients", "squares"))
+# The last two may be missing: then only the weights go on.
 EXACT = "exact.safetensors"  # all of it, in float32: four times 26 MB
 TAKE_S = 1.0  # between two looks at what the processes have finished
 FIRST_HOURS, FIRST_S = 0.3, 20.0  # of made speech, before the first step, and how long to wait for it
@@ -68,7 +69,8 @@ class Plan:
     decay: float = 0.02
     mean_keeps: float = 0.9995
     batch_s: float = BATCH_S
-    every_s: float = 110.0  # between two checkpoints
+    every_s: float = 60.0  # between two states to go on from
+    heard_s: float = 120.0  # between two looks at what it hears
     spelling: float = 1.0  # how much the letters count
     doubted: float = 0.15  # of the pieces before the one to write: replaced, so that it has to listen
     skipped: float = 0.05  # layers of the encoder that a clip goes past
@@ -92,6 +94,7 @@ class Training:
         self.rate = torch.zeros((), device=device)
         self.optimizer = torch.optim.AdamW(groups, lr=self.rate, betas=(0.9, 0.98), fused=cuda, capturable=cuda)
         self.step, self.steps_here, self.warm_up_steps = 0, 0, plan.warm_up_steps
+        self.done: float | None = None  # of the whole training, 0 to 1; None before it is known
         self.losses = torch.zeros(2, device=device)  # sums since the last report: text, letters
         self.summed = 0
         self.log: list[dict[str, float]] = []
@@ -100,31 +103,37 @@ class Training:
         return target(self.recogniser.tokenizer, self.prompt, text), letters(text)
 
     def resume(self, folder: Path) -> None:
-        """From an earlier run: exactly, where it left all of its state, else from the rounded weights and means of its optimizer."""
-        self.log = json.loads((folder / "train.json").read_text(encoding="utf-8"))
+        """From an earlier run: exactly, where it left all of its state, else from its weights, and the means of its optimizer if there."""
         names = [name for name, _ in self.model.named_parameters()]
-        exact = (folder / EXACT).exists()
-        if exact:
+        moments = None
+        if (folder / EXACT).exists():
             found = load_file(folder / EXACT)
-            self.step = int(found["step"])
-            parts = [
+            self.step, self.done, self.warm_up_steps = int(found["step"]), float(found["done"]), 1
+            weights, gradients, squares, means = (
                 [found[f"{part}.{name}"] for name in names] for part in ("weights", "gradients", "squares", "mean")
-            ]
+            )
+            moments = list(zip(gradients, squares, strict=True))
         else:
-            self.step = int(self.log[-1]["step"])
-            weights, gradients, squares = (load_file(folder / file) for file in (WEIGHTS, GRADIENTS, SQUARES))
-            parts = [[file[name].float() for name in names] for file in (weights, gradients, squares, weights)]
-            parts[2] = [root**2 for root in parts[2]]
-        self.warm_up_steps = 1 if exact else 200
+            kept = load_file(folder / WEIGHTS)
+            weights = means = [kept[name].float() for name in names]
+            if (folder / GRADIENTS).exists():
+                gradients, roots = (load_file(folder / file) for file in (GRADIENTS, SQUARES))
+                moments = [(gradients[name].float(), roots[name].float() ** 2) for name in names]
+                self.warm_up_steps = 200
+        if (folder / "train.json").exists():
+            self.log = json.loads((folder / "train.json").read_text(encoding="utf-8"))
+            self.step = self.step or int(self.log[-1]["step"]) if moments else 0
         with torch.no_grad():
-            for value, mean, weight, gradient, square, averaged in zip(self.parameters, self.mean, *parts, strict=True):
+            for number, (value, weight, averaged) in enumerate(zip(self.parameters, weights, means, strict=True)):
                 value.copy_(weight)
-                mean.copy_(averaged)
-                self.optimizer.state[value] = {
-                    "step": torch.tensor(float(self.step), device=self.device),
-                    "exp_avg": gradient.to(self.device),
-                    "exp_avg_sq": square.to(self.device),
-                }
+                self.mean[number].copy_(averaged)
+                if moments:
+                    gradient, square = moments[number]
+                    self.optimizer.state[value] = {
+                        "step": torch.tensor(float(self.step), device=self.device),
+                        "exp_avg": gradient.to(self.device),
+                        "exp_avg_sq": square.to(self.device),
+                    }
 
     # ------------------------------------------------------------ one step
 
@@ -161,7 +170,7 @@ class Training:
 
     def before_step(self, done: float) -> None:
         """done: how much of the whole training is over, 0 to 1."""
-        plan = self.plan
+        plan, self.done = self.plan, done
         shape = plan.last_rate + (1 - plan.last_rate) * 0.5 * (1 + math.cos(math.pi * done))
         self.rate.fill_(plan.peak_rate * shape * min(1.0, (self.steps_here + 1) / self.warm_up_steps))
 
@@ -258,14 +267,16 @@ class Training:
 
     def keep(self, folder: Path) -> None:
         """All that `resume` needs to go on as if nothing had been, and the files of the checkpoint, in another folder."""
-        state = {"step": torch.tensor(self.step)}
+        state = {"step": torch.tensor(self.step), "done": torch.tensor(self.done or 0.0, dtype=torch.float64)}
         for (name, value), mean in zip(self.model.named_parameters(), self.mean, strict=True):
             moments = self.optimizer.state[value]
             parts = {"weights": value, "gradients": moments["exp_avg"], "squares": moments["exp_avg_sq"], "mean": mean}
             state |= {f"{part}.{name}": tensor.detach().cpu() for part, tensor in parts.items()}
         save_file(state, folder / "new.safetensors")
-        for name in (*FILES, "train.json"):
-            shutil.copyfile(self.out / name, folder / name)
+        for name in FILES:
+            if (self.out / name).exists():
+                shutil.copyfile(self.out / name, folder / name)
+        (folder / "train.json").write_text(json.dumps(self.log, indent=1), encoding="utf-8")
         (folder / "new.safetensors").replace(folder / EXACT)
 
 
@@ -293,7 +304,8 @@ def main() -> None:
     parser.add_argument(
         "--heldout-clips", type=int, default=10_000, help="of each held-out set, in the last evaluation"
     )
-    parser.add_argument("--resume", type=Path)
+    parser.add_argument("--peak", type=float, default=Plan().peak_rate, help="the highest rate of learning")
+    parser.add_argument("--resume", type=Path, help="a folder of an earlier run, or KEEP")
     parser.add_argument("--eager", action="store_true", help="no captured graphs")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--smoke", action="store_true")
@@ -337,7 +349,7 @@ def run(options: argparse.Namespace) -> None:
         recogniser = Recogniser.copied(options.resume, out)
     else:
         recogniser = Recogniser.written(out, english[HELD_OUT_LINES:], NANO)
-    training = Training(out, recogniser, device, Plan(batch_s=options.batch_s), options.seed)
+    training = Training(out, recogniser, device, Plan(batch_s=options.batch_s, peak_rate=options.peak), options.seed)
     if options.resume:
         training.resume(options.resume)
     if kept:
@@ -356,18 +368,22 @@ def run(options: argparse.Namespace) -> None:
         steps.prepare(clips.deal(training.rng, batch_s=options.batch_s, form=form))
     print(f"{time.monotonic() - started:.0f} s: {steps}", flush=True)
     some = {name: clips[:40] for name, clips in everything.items() if name != "people_long"}
-    begun = taken_at = saved_at = time.monotonic()
+    # The first part of the rates, or what is left of it.
+    first_done, last_done = (part - 1) / parts if training.done is None else training.done, part / parts
+    begun = taken_at = saved_at = heard_at = time.monotonic()
     end = started + options.time_s - 20.0
     while (now := time.monotonic()) < end:
         if now - taken_at > TAKE_S:
             clips.take(maker.ready(), remember=True)
             taken_at = now
-        training.before_step((part - 1 + (now - begun) / (end - begun)) / parts)
+        training.before_step(first_done + (last_done - first_done) * (now - begun) / (end - begun))
         steps.take(clips.deal(training.rng, batch_s=options.batch_s))
         training.after_step()
         if now - saved_at > training.plan.every_s:
-            finished(training, clips, some, started, kept, end)
+            listen = now - heard_at > training.plan.heard_s
+            finished(training, clips, some if listen else {}, started, kept, end)
             saved_at = time.monotonic()
+            heard_at = saved_at if listen else heard_at
     maker.close()
     finished(training, clips, everything, started, kept, started + options.time_s - 3.0)
 
@@ -382,7 +398,8 @@ def finished(
     training.save(model)
     if kept:
         training.keep(kept)
-    training.report(model, clips, heldout, time.monotonic() - started, until)
+    if heldout:
+        training.report(model, clips, heldout, time.monotonic() - started, until)
     for folder in (training.out, kept):
         if folder:
             (folder / "train.json").write_text(json.dumps(training.log, indent=1), encoding="utf-8")

@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from training.tts.contour import BOOKS, UNKNOWN, books_of
-from training.tts.phones import PHONES, SILENCE, Span, frame_codes
+from training.tts.contour import BOOKS, ROWS, UNKNOWN, books_of
+from training.tts.phones import CODES, PHONES, SILENCE, Span, frame_codes
 from training.tts.speakers import FRAME_SAMPLES, SPEAKERS, VOICE_RATE
 
 LEVEL = 1.5  # brings Piper to -23 dB below full scale, with peaks at 0.95
@@ -189,6 +189,23 @@ def joined(*parts: Corpus) -> Corpus:
         codes=np.concatenate([part.codes for part in parts]),
         source=np.concatenate([part.source for part in parts]),
     )
+
+
+def known(codes: np.ndarray, *, unknown: bool = False) -> np.ndarray:
+    """codes [frames, 1 + BOOKS] as int64, if each has a row in its table; unknown: codes of acoustic books may be UNKNOWN, here -1.
+
+    A code without a row must not reach a device: there it is a fault without a name.
+    """
+    made = codes.astype(np.int64)
+    if unknown:
+        made[:, 1:][made[:, 1:] == UNKNOWN] = -1
+    least, most = np.array([0] + [-1 if unknown else 0] * BOOKS), np.array([CODES] + [ROWS] * BOOKS)
+    wrong = np.flatnonzero(((made < least) | (made >= most)).any(1))
+    if len(wrong):
+        raise ValueError(
+            f"{len(wrong)} frames have codes that no row stands for; the first is {codes[wrong[0]].tolist()}"
+        )
+    return made
 
 
 def write_opus(path: Path, sound: np.ndarray, bits_per_s: int) -> None:

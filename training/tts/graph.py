@@ -1,8 +1,9 @@
 """A training step as one CUDA graph: the small networks here are bound by the launching of kernels, not by their work.
 
-A step reads only tensors that stay in place (see `Dial` for numbers that change) and has the same shapes every time. On a CPU
-the step is simply called. Whether a device can capture is found out by trying: a script that fails before its first
-progress is started again with --eager by run.sh, since a failed capture leaves the process unusable.
+A step reads only tensors that it makes or that outlive it in their place (see `Dial` for numbers that change; tests/training/lasting.py
+watches over it), and has the same shapes every time. On a CPU the step is simply called. Whether a device can capture is found
+out by trying, all steps before the first that counts, with rates of zero: a failed capture or replay leaves the process
+unusable, and run.sh then starts the script again with --eager.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ class Step:
             self._graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graph, pool=pool):
                 self._found = step()
+            self._graph.replay()
+            torch.cuda.synchronize()
+            if not all(bool(value.isfinite()) for value in self._found.values()):
+                raise RuntimeError(f"a replayed step gave {self._found}")
 
     @property
     def pool(self) -> object:

@@ -18,7 +18,7 @@ from torch import Tensor
 from aura_omni.nano.published import LANGUAGES
 from training.tts import shape
 from training.tts.contour import BOOKS
-from training.tts.corpus import NOBODY, Corpus
+from training.tts.corpus import NOBODY, Corpus, known
 from training.tts.speakers import SPEAKERS
 
 PAD, BOS, EOS, NO_THINK, THINK, THINK_BOS, THINK_EOS = 2148, 2149, 2150, 2155, 2154, 2156, 2157
@@ -81,9 +81,7 @@ class Deck:
         self._begins = put(np.cumsum(sizes) - sizes)
         self._first, self._count = put(corpus.starts[:-1]), put(np.diff(corpus.starts))
         self._speaker = put(np.array([-1 if who == NOBODY else rows.speakers[who] for who in corpus.speaker]))
-        codes = corpus.codes.astype(np.int64)
-        codes[:, 1:][codes[:, 1:] >= shape.BOOK_ROWS] = -1
-        self.codes = torch.from_numpy(codes).to(device)  # -1 where not known
+        self.codes = torch.from_numpy(known(corpus.codes, unknown=True)).to(device)  # -1 where not known
         self._voice = self.codes[self._first, BOOKS]
         tags = [[NO_THINK, THINK_BOS, THINK_EOS, 0], [THINK, THINK_BOS, LANGUAGES["english"], THINK_EOS]]
         self._tags, self._role = torch.tensor(tags, device=device), torch.tensor(rows.role, device=device)

@@ -26,6 +26,7 @@ from training.tts.contour import BOOKS
 from training.tts.grad import encoder_latents, speaker_vectors
 from training.tts.graph import Dial, Step, adam, average
 from training.tts.phones import CODES, PHONES
+from training.tts.state import State
 from training.tts.talker_model import voice_vector
 from training.tts.train_wave import Crops
 
@@ -112,6 +113,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=24)
     parser.add_argument("--peak", type=float, default=1e-3)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument(
+        "--state", type=Path, help="a file for all of the state; a run that finds it goes on from there"
+    )
     parser.add_argument("--eager", action="store_true", help="no CUDA graph")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--smoke", action="store_true", help="two steps")
@@ -130,10 +134,12 @@ def main() -> None:
     if given.resume:
         model.load_state_dict(clock.load(given.resume)["model"])
     model.to(device)
-    weights = [weight for name, weight in model.named_parameters() if "codebook" not in name]
+    for name, weight in model.named_parameters():
+        weight.requires_grad_("codebook" not in name)  # they are written at the end
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
     mean = [weight.detach().clone() for weight in weights]
     optimizer = adam([{"params": weights, "weight_decay": 0.01}], device, betas=(0.9, 0.98))
-    nearer = Dial(device, 0.5)
+    nearer = Dial(device)
 
     def errors(samples: Tensor, codes: Tensor) -> list[Tensor]:
         """samples [B, n]; codes [B, T, 1 + BOOKS] of the same frames of a corpus -> a loss for each kind of logits."""
@@ -159,10 +165,13 @@ def main() -> None:
         return {**{name: part.detach() for name, part in zip(names, parts, strict=True)}, "vector": voice.detach()}
 
     captured = device.type == "cuda" and not given.eager
-    optimizer.param_groups[0]["lr"].fill_(1e-5)
+    state = State(given.state, timer, networks=(model,), mean=mean, optimizers=(optimizer,))
+    if state.resume():
+        print(f"{timer.elapsed_s:.0f} s: goes on from step {timer.step}, {timer.progress:.2f} of the run", flush=True)
+    nearer.set(0.0)
     run = Step(step, captured=captured)
     print(f"{timer.elapsed_s:.0f} s ready", flush=True)
-    said, kept = timer.elapsed_s, timer.elapsed_s
+    said = timer.elapsed_s
     while not timer.over:
         optimizer.param_groups[0]["lr"].fill_(clock.rate(timer.progress, timer.step, given.peak))
         nearer.set(max(0.001, 10 / (timer.step + 20)))
@@ -176,13 +185,14 @@ def main() -> None:
             if not np.isfinite(line["first"]):
                 raise SystemExit(f"the loss is {line}")
             print(f"{said:.0f} s step {timer.step} {line}", flush=True)
-        if timer.elapsed_s - kept > 90:
-            kept = timer.elapsed_s
-            clock.save(given.out / "encoder.pt", model=model)
+        if state.due():
+            state.save()
+            clock.save(given.out / "encoder.pt", model=model, mean=mean)
     with torch.no_grad():
         for weight, value in zip(weights, mean, strict=True):
             weight.copy_(value)
     clock.save(given.out / "encoder.pt", model=model)
+    state.forget()
     torch.backends.cudnn.benchmark = False
     right: dict[str, list[float]] = {"first": [], "second": [], "pitch": [], "voice": [], "vector": []}
     with torch.no_grad():

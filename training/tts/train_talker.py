@@ -26,6 +26,7 @@ from training.tts.grad import count
 from training.tts.graph import Dial, Step, adam, average
 from training.tts.phones import phones_of
 from training.tts.shape import BOOK_ROWS
+from training.tts.state import State
 from training.tts.talker_batch import Deck, Rows, chained
 from training.tts.talker_model import Corruption, TrainedTalker, voice_vector
 from training.tts.talker_speak import speak
@@ -126,6 +127,9 @@ def main() -> None:
     parser.add_argument("--chains", type=int, default=8_000, help="clips made of others, of each kind")
     parser.add_argument("--clips", type=int, default=60, help="held-out clips of each kind to speak at the end")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument(
+        "--state", type=Path, help="a file for all of the state; a run that finds it goes on from there"
+    )
     parser.add_argument("--eager", action="store_true", help="no CUDA graph")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--smoke", action="store_true", help="two steps")
@@ -157,7 +161,7 @@ def main() -> None:
         [{"params": [w for w in weights if w.dim() >= 2], "weight_decay": 0.02},
          {"params": [w for w in weights if w.dim() < 2], "weight_decay": 0.0}], device, betas=(0.9, 0.98),
     )  # fmt: skip
-    corruption, nearer = Corruption(), Dial(device, 0.05)
+    corruption, nearer = Corruption(), Dial(device)
 
     def step(bucket: int) -> dict[str, Tensor]:
         optimizer.zero_grad(set_to_none=True)
@@ -172,15 +176,18 @@ def main() -> None:
         return {name: value.detach() for name, value in losses.items()}
 
     captured = device.type == "cuda" and not given.eager
-    for group in optimizer.param_groups:
-        group["lr"].fill_(1e-5)
+    state = State(given.state, timer, networks=(model,), mean=mean, optimizers=(optimizer,))
+    if state.resume():
+        print(f"{timer.elapsed_s:.0f} s: goes on from step {timer.step}, {timer.progress:.2f} of the run", flush=True)
+    # All of them before the first that counts, with rates of zero.
+    nearer.set(0.0)
     steps: list[Step] = []
     for bucket in reversed(range(len(drawer.pools))):
         steps.insert(
             0, Step(lambda bucket=bucket: step(bucket), captured=captured, pool=steps[0].pool if steps else None)
         )
     print(f"{timer.elapsed_s:.0f} s ready: {drawer.sizes} clips of {drawer.lengths} rows", flush=True)
-    log, said, kept = [], timer.elapsed_s, timer.elapsed_s
+    log, said, host = [], timer.elapsed_s, np.random.default_rng((given.seed, timer.step))
     while not timer.over:
         for group in optimizer.param_groups:
             group["lr"].fill_(clock.rate(timer.progress, timer.step, given.peak))
@@ -196,13 +203,14 @@ def main() -> None:
                 raise SystemExit(f"the loss is {line}")
             print(f"{said:.0f} s step {timer.step} {line}", flush=True)
             log.append({"s": round(said, 1), "step": timer.step, **line})
-        if timer.elapsed_s - kept > 90:
-            kept = timer.elapsed_s
-            clock.save(given.out / "talker.pt", model=model)
+        if state.due():
+            state.save()
+            clock.save(given.out / "talker.pt", model=model, mean=mean)
     with torch.no_grad():
         for weight, value in zip(weights, mean, strict=True):
             weight.copy_(value)
     clock.save(given.out / "talker.pt", model=model)
+    state.forget()
     print(f"{timer.step} steps, {timer.elapsed_s:.0f} s", flush=True)
     results = {"named": evaluate(model, rows, named, count=given.clips),
                "voices": evaluate(model, rows, parts["variant"], count=given.clips // 2, voices=True)}  # fmt: skip

@@ -27,6 +27,7 @@ from training.tts.grad import refresh
 from training.tts.graph import Dial, Step, adam, average
 from training.tts.speakers import FRAME_SAMPLES
 from training.tts.spectrum import FRAMES_A_CODE, Mel
+from training.tts.state import State
 
 _CROP = 76  # frames that the front reads
 _LEAD = 2  # frames of a slice that only fill the layers' memory
@@ -112,7 +113,7 @@ class Crops:
         clips = [parts["sound"], parts["variant"]]
         self.device = device
         self.sound = torch.cat([corpus.late_sound(part, parts["sound"], raw, device) for part in clips])
-        self.codes = torch.from_numpy(np.concatenate([part.codes for part in clips]).astype(np.int64)).to(device)
+        self.codes = torch.from_numpy(corpus.known(np.concatenate([part.codes for part in clips]))).to(device)
         self.anywhere: list[Tensor] = []
         self.begins: list[Tensor] = []
         self._starts: list[Tensor] = []
@@ -163,6 +164,9 @@ def main() -> None:
     parser.add_argument("--judged", type=float, default=0.45, help="from this share of the run on there are judges")
     parser.add_argument("--peak", type=float, default=1e-3)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument(
+        "--state", type=Path, help="a file for all of the state; a run that finds it goes on from there"
+    )
     parser.add_argument("--eager", action="store_true", help="no CUDA graph")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--smoke", action="store_true", help="three steps, one of each kind")
@@ -192,7 +196,7 @@ def main() -> None:
         [{"params": new, "weight_decay": 0.01}, {"params": old, "weight_decay": 0.01}], device, betas=(0.8, 0.99)
     )
     critic = adam([{"params": list(judges.parameters()), "weight_decay": 0.01}], device, betas=(0.8, 0.99))
-    nearer = Dial(device, 0.5)
+    nearer = Dial(device)
 
     def learn(loss: Tensor) -> None:
         speaker.zero_grad(set_to_none=True)
@@ -256,8 +260,23 @@ def main() -> None:
         "wave": [lambda: wave_step(begin=False, judged=False), lambda: wave_step(begin=True, judged=False)],
         "judged": [lambda: wave_step(begin=False, judged=True), lambda: wave_step(begin=True, judged=True)],
     }
-    stage, steps, host = "", [], np.random.default_rng(given.seed)
-    said, kept = timer.elapsed_s, timer.elapsed_s
+    state = State(given.state, timer, networks=(model, judges), mean=mean, optimizers=(speaker, critic))
+    if state.resume():
+        print(f"{timer.elapsed_s:.0f} s: goes on from step {timer.step}, {timer.progress:.2f} of the run", flush=True)
+    # All of them before the first that counts, with rates of zero.
+    nearer.set(0.0)
+    if not given.mel:
+        del stages["mel"]
+    made: dict[str, list[Step]] = {}
+    pool: object = None
+    for name, parts in stages.items():
+        made[name] = []
+        for part in parts:
+            made[name].append(Step(part, captured=captured, pool=pool))
+            pool = made[name][-1].pool
+    print(f"{timer.elapsed_s:.0f} s: {'captured' if captured else 'ready'}", flush=True)
+    stage, host = "", np.random.default_rng((given.seed, timer.step))
+    said = timer.elapsed_s
     while not timer.over:
         progress = timer.progress
         wanted = "mel" if progress < given.mel else "wave" if progress < given.judged else "judged"
@@ -266,13 +285,9 @@ def main() -> None:
             group["lr"].fill_(now * share)
         critic.param_groups[0]["lr"].fill_(0.4 * now)
         if wanted != stage:
-            stage, steps = wanted, []
-            if captured:
-                torch.cuda.synchronize()
-                torch.cuda.empty_cache()
-            for make in stages[stage]:
-                steps.append(Step(make, captured=captured, pool=steps[0].pool if steps else None))
+            stage = wanted
             print(f"{timer.elapsed_s:.0f} s step {timer.step}: {stage}", flush=True)
+        steps = made[stage]
         found = steps[-1 if len(steps) > 1 and host.random() < 0.2 else 0]()
         timer.step += 1
         nearer.set(max(0.001, 10 / (timer.step + 20)))
@@ -284,14 +299,16 @@ def main() -> None:
             if not np.isfinite(line["front"]):
                 raise SystemExit(f"the loss is {line}")
             print(f"{said:.0f} s step {timer.step} {line}", flush=True)
-        if timer.elapsed_s - kept > 90:
-            kept = timer.elapsed_s
-            clock.save(given.out / "wave.pt", model=model)
+        if state.due():
+            state.save()
+            clock.save(given.out / "wave.pt", model=model, mean=mean)
+            clock.save(given.out / "judges.pt", model=judges)
     with torch.no_grad():
         for weight, value in zip(weights, mean, strict=True):
             weight.copy_(value)
     clock.save(given.out / "wave.pt", model=model)
     clock.save(given.out / "judges.pt", model=judges)
+    state.forget()
     torch.backends.cudnn.benchmark = False  # from here on every clip has its own length
     with torch.no_grad():
         errors = []
