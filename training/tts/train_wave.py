@@ -160,8 +160,8 @@ def main() -> None:
     parser.add_argument("--time", type=float, default=440.0)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--mel", type=float, default=0.15, help="share of the run for the front alone")
-    parser.add_argument("--judged", type=float, default=0.45, help="from this share of the run on there are judges")
+    parser.add_argument("--mel", type=float, default=0.25, help="share of the run for the front alone")
+    parser.add_argument("--judged", type=float, default=0.5, help="from this share of the run on there are judges")
     parser.add_argument("--peak", type=float, default=1e-3)
     parser.add_argument("--device", default="cpu")
     parser.add_argument(
