@@ -38,7 +38,10 @@ while :; do
   status=0
   timeout -k 5 "$(($(left) + 20))" python3 -u -m training.asr.train "$out" --data "$work" --time-s "$(left)" --part "$part" --keep "$keep" \
     --seed "$((${SEED:-${part%%/*}} + 10 * failed))" --workers "${WORKERS:-13}" --batch-s "${BATCH_S:-400}" --clips "${CLIPS:-400000}" \
-    --hours "${HOURS:-140}" --heldout-clips "${HELDOUT_CLIPS:-10000}" ${PEAK:+--peak "$PEAK"} $eager ${resume:+--resume "$resume"} 2>&1 || status=$?
+    --hours "${HOURS:-140}" --heldout-clips "${HELDOUT_CLIPS:-10000}" ${PEAK:+--peak "$PEAK"} $eager ${resume:+--resume "$resume"} 2>&1 &
+  task=$!
+  wait $task || status=$?
+  kill -- -$task 2>/dev/null || true  # the processes that spoke for it, if it could not end them
   [ "$status" -ne 0 ] && [ "$(left)" -gt 60 ] && [ "$failed" -lt 3 ] || break
   failed=$((failed + 1))
   # Before its first state the graphs are to blame; after it, only if it fails again.

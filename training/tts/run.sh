@@ -7,7 +7,7 @@
 set -u
 HERE=$(cd "$(dirname "$0")" && pwd); OUT=$(realpath -m "$1"); TIME_S=${TIME_S:-550}; DEVICE=${DEVICE:-cuda}; SMALL=${SMALL:-}
 START=${START:+$(realpath -m "$START")}; KEEP=$(realpath -m "${KEEP:-/tmp/aura_tts_state}"); PARTS=${PARTS:-talker:130 wave}
-AHEAD_S=${AHEAD_S:-15}  # a part loads its data while the one before it still learns
+AHEAD_S=${AHEAD_S:-10}  # a part loads its data while the one before it still learns
 LAST_S=${LAST_S:-30}    # for what comes after the training
 cd "$HERE"; BEGIN=$(date +%s); END=$(( BEGIN + TIME_S ))
 mkdir -p "$OUT" "$KEEP"; rm -f "$KEEP"/*; LOG=$OUT/run.log; : > "$LOG"
@@ -18,7 +18,7 @@ for wheel in wheels/*.whl; do [ -e "$wheel" ] && python3 -m zipfile -e "$HERE/$w
 part() {
   local name=$1 begin=$2 until=$3 now eager= failed=0 status peak=5e-4 more=()
   [ "$name" != talker ] && more+=(--sound sound.ogg)
-  [ "$name" = talker ] && more+=(--tokenizer tokenizer.json) && peak=1e-3
+  [ "$name" = talker ] && more+=(--tokenizer tokenizer.json --clips 0) && peak=1e-3
   [ -n "$START" ] && [ -e "$START/$name.pt" ] && more+=(--resume "$START/$name.pt" --peak $peak)
   now=$(date +%s); [ "$begin" -gt "$now" ] && sleep $(( begin - now ))
   while now=$(date +%s); [ $(( until - now )) -gt 25 ]; do
