@@ -83,3 +83,19 @@ def test_the_recognisers_steps_read_only_what_stays_through_an_evaluation(smoked
     for before, after in zip(*found, strict=True):
         assert before.gone == after.gone == ()
         assert before.places == after.places
+
+
+@pytest.mark.parametrize("script", ["train_wave", "train_talker", "train_encoder"])
+def test_a_script_of_the_speaker_that_was_cut_off_goes_on_from_its_state(made, monkeypatch, tmp_path, capsys, script):
+    monkeypatch.setattr("training.tts.train_talker.MOST_FRAMES", 4)
+    monkeypatch.setattr("training.tts.state.EVERY_S", -1.0)
+    monkeypatch.setattr("training.tts.state.State.forget", lambda self: None)  # as if it had not come to its end
+    home = made.home
+    more = (
+        ("--tokenizer", home / "tokenizer.json") if script == "train_talker" else ("--sound", home / "clips/sound.s16")
+    )
+    for _ in range(2):
+        made.run(
+            script, "--corpus", home / "corpus.npz", "--out", tmp_path, "--smoke", "--state", tmp_path / "x", *more
+        )
+    assert ("goes on from step 3" if script == "train_wave" else "goes on from step 2") in capsys.readouterr().out
