@@ -82,10 +82,10 @@ def log_mel(samples: Tensor) -> Tensor:
         torch.stft(padded, _WINDOW_SAMPLES, HOP_SAMPLES, window=window, center=False, return_complex=True)
     )
     magnitude = (spectrum.square().sum(-1) + 1e-9).sqrt()
-    return (_mel_filters().to(samples.device) @ magnitude).clamp_min(1e-5).log().T
+    return (mel_filters().to(samples.device) @ magnitude).clamp_min(1e-5).log().T
 
 
-def _mel_filters() -> Tensor:
+def mel_filters() -> Tensor:
     """Triangles of equal area on Slaney's scale, 0 to 12 kHz: float32 [128, 513].
 
     The scale is linear (200/3 Hz a step) up to 1 kHz and logarithmic above (a factor of 6.4 every 27 steps).

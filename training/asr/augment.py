@@ -1,6 +1,7 @@
 """From clean clips to what microphones give: rooms, noise, sounds behind, other voices, narrow bands, gain, clipping, few bits.
 
     waves = augment(waves, samples, background, torch.Generator(device))
+    mel = masked(warped(mel, generator), frames, generator)
 
 Everything is drawn for each clip by itself, and all of it runs on the device over the whole batch.
 """
@@ -10,16 +11,21 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Generator, Tensor
 
 RATE = 16_000
 ROOM_SAMPLES = 8_000
+ROBOTS = 4  # one clip in so many gets another larynx
+_FFT, _HOP = 512, 128
 
 
 def augment(waves: Tensor, samples: Tensor, background: Tensor, generator: Generator) -> Tensor:
     """waves float32 [B, L] clean, silence elsewhere; background [B, L]; the result has its noise up to the last sample."""
     draw = _Draw(len(waves), waves.device, generator)
     loud = _rms(waves)
+    robots = len(waves) // ROBOTS
+    waves = torch.cat((revoiced(waves[:robots], samples[:robots], generator), waves[robots:])) if robots else waves
     waves = _filtered(waves, draw)
     silent = loud < 1e-6
     reference = torch.where(silent, draw.between(0.001, 0.1), _rms(waves))
@@ -37,6 +43,79 @@ def augment(waves: Tensor, samples: Tensor, background: Tensor, generator: Gener
     waves = _pick(draw.chance(0.6), (waves * 32768).round() / 32768, waves)
     there = torch.arange(waves.shape[1], device=waves.device) < samples[:, None]
     return waves * there
+
+
+def revoiced(waves: Tensor, samples: Tensor, generator: Generator) -> Tensor:
+    """The same mouth with another larynx: a train of pulses at a pitch of its own, level or gliding, or whisper.
+
+    The envelope of the spectrum is kept (smoothed over quefrencies below those of the pitch), what excites it is replaced: what
+    synthesizers that code speech as filter and pulse do, and what makes voices of one accent differ most.
+    """
+    draw = _Draw(len(waves), waves.device, generator)
+    window = torch.hann_window(_FFT, device=waves.device)
+    spectrum = torch.stft(waves, _FFT, _HOP, window=window, return_complex=True)
+    log = spectrum.abs().clamp_min(1e-5).log()
+    cepstrum = torch.fft.irfft(log.to(torch.complex64), _FFT, dim=1)
+    kept = torch.arange(_FFT, device=waves.device)
+    kept = torch.minimum(kept, _FFT - kept)[None, :, None]
+    sharpness = draw.between(24, 48)[:, :, None]
+    envelope = torch.fft.rfft(cepstrum * torch.sigmoid((sharpness - kept) / 2), _FFT, dim=1).real
+    time = torch.arange(waves.shape[1], device=waves.device) / RATE
+    pitch = 70 * 4.5 ** draw.uniform(1)  # Hz, 70 to 315
+    glide, pace = draw.maybe(0.7, draw.between(0.02, 0.25)), draw.between(2, 9)
+    phase = pitch * (time + glide * torch.sin(pace * time + 6.3 * draw.uniform(1)) / pace)
+    turns = phase.floor()
+    pulses = (turns != turns.roll(1, 1)).float()
+    hiss = draw.normal(waves.shape[1])
+    voice, breath = (torch.stft(x, _FFT, _HOP, window=window, return_complex=True) for x in (pulses, hiss))
+    voice = voice / voice.abs().pow(2).mean((1, 2), keepdim=True).sqrt().clamp_min(1e-6)
+    breath = breath / breath.abs().pow(2).mean((1, 2), keepdim=True).sqrt().clamp_min(1e-6)
+    # Hiss where the sound is in the upper bands, and above some frequency everywhere.
+    power = spectrum.abs().pow(2)
+    edge = _FFT // 2 * 2_500 // (RATE // 2)
+    upper = power[:, edge:].sum(1, keepdim=True) / power.sum(1, keepdim=True).clamp_min(1e-9)
+    hz = torch.linspace(0, RATE / 2, _FFT // 2 + 1, device=waves.device)[:, None]
+    hissing = torch.sigmoid((upper - 0.5) * 12)
+    hissing = torch.maximum(hissing, torch.sigmoid((hz - draw.between(2_500, 8_000)[:, :, None]) / 300))
+    hissing = torch.maximum(hissing, draw.chance(0.1).float()[:, :, None])
+    excited = voice * (1 - hissing).sqrt() + breath * hissing.sqrt()
+    pieces = torch.fft.irfft(excited * envelope.exp(), _FFT, dim=1).transpose(1, 2) * window
+    parts = pieces.unflatten(2, (_FFT // _HOP, _HOP)).unbind(2)  # torch.istft would wait for the device
+    made = torch.stack([F.pad(part, (0, 0, n, len(parts) - 1 - n)) for n, part in enumerate(parts)]).sum(0)
+    made = made.flatten(1)[:, _FFT // 2 : _FFT // 2 + waves.shape[1]]
+    made = made * (_rms(waves) / _rms(made).clamp_min(1e-6))
+    return made * (torch.arange(waves.shape[1], device=waves.device) < samples[:, None]) * (_rms(waves) > 1e-6)
+
+
+def warped(mel: Tensor, generator: Generator) -> Tensor:
+    """mel [B, bins, F], each clip from another throat: its bins moved, all by up to 12 %, and parts of them by some more."""
+    batch, bins, _ = mel.shape
+    draw = _Draw(batch, mel.device, generator)
+    at = torch.arange(bins, device=mel.device)
+    knots = draw.maybe(0.6, draw.normal(7) * bins / 40)
+    where = at / (bins - 1) * 5.999
+    left = where.floor().long()
+    bend = torch.lerp(knots[:, left], knots[:, left + 1], where - left)
+    moved = (at * draw.between(0.88, 1.12) + bend).clamp(0, bins - 1)
+    low = moved.floor().long()
+    lower, upper = (mel.gather(1, place[:, :, None].expand_as(mel)) for place in (low, (low + 1).clamp_max(bins - 1)))
+    return torch.lerp(lower, upper, (moved - low)[:, :, None])
+
+
+def masked(mel: Tensor, frames: Tensor, generator: Generator) -> Tensor:
+    """Some stretches of time and of frequency silenced (to the clip's own floor)."""
+    batch, bins, length = mel.shape
+    floor = mel.amin((1, 2), keepdim=True)
+    draw = _Draw(batch, mel.device, generator)
+
+    def stripes(size: int, limit: Tensor, widest: int, count: int) -> Tensor:
+        width = (draw.uniform(count) * (widest + 1)).floor()
+        first = draw.uniform(count) * (limit[:, None] - width).clamp_min(1)
+        place = torch.arange(size, device=mel.device)[:, None]
+        return ((place >= first[:, None]) & (place < (first + width)[:, None])).any(-1)
+
+    hidden = stripes(bins, torch.full_like(frames, bins), 18, 2)[:, :, None] | stripes(length, frames, 16, 2)[:, None]
+    return torch.where(hidden & (torch.arange(length, device=mel.device) < frames[:, None])[:, None], floor, mel)
 
 
 class _Draw:

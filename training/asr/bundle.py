@@ -18,7 +18,9 @@ NANOTTS = ("__init__.py", ".so", "lang/en-")
 
 def flite(out: Path) -> None:
     source = Path(__file__).with_name("flite_lines.c")
-    voices = [f"-lflite_{name}" for name in ("cmu_us_slt", "cmu_us_awb", "cmu_us_kal", "usenglish", "cmulex")]
+    voices = [
+        f"-lflite_{name}" for name in ("cmu_us_slt", "cmu_us_awb", "cmu_us_kal", "cmu_us_kal16", "usenglish", "cmulex")
+    ]
     more = ["-lflite", "-lm", "-Wl,--unresolved-symbols=ignore-all"]
     subprocess.run(
         ["gcc", "-O2", "-s", "-static", str(source), "-o", str(out / "flite_lines"), *voices, *more], check=True

@@ -11,9 +11,7 @@ reflected ends, its last chunk is filled up with zeros, its rows see nothing of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +20,7 @@ from torch import Tensor, nn
 from aura_omni.models.qwen3_asr import FFT_SAMPLES, HOP_SAMPLES, SAMPLE_RATE, AsrConfig, Qwen3Asr, Windows
 from aura_omni.stages.tokenizer import TextTokenizer
 from aura_omni.stages.transcript import TEXT_TAG
+from training.asr.ctc import CtcLoss, scanned
 
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz' "
 SLOTS = 3  # letters that one row of 80 ms can spell
@@ -113,8 +112,13 @@ class Trainee(nn.Module):
         rest = frames % config.chunk_frames
         return config.chunk_tokens * (frames // config.chunk_frames) + (rest + 7) // 8
 
-    def hear(self, mel: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
-        """-> [B, T, hidden] after the encoder's last norm, rows int64 [B] that count. T is whole chunks, whole windows if many."""
+    def hear(
+        self, mel: Tensor, frames: Tensor, *, skipped: float = 0.0, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """-> [B, T, hidden] after the encoder's last norm, rows int64 [B] that count. T is whole chunks, whole windows if many.
+
+        skipped: the chance that a clip goes past a layer, so that none relies on all the others.
+        """
         tower, config = self.net.audio_tower, self.net.config.encoder
         width, batch = config.chunk_frames, len(mel)
         chunks = -(-mel.shape[2] // width)
@@ -138,7 +142,11 @@ class Trainee(nn.Module):
         windows = Windows(len(mask), window, None, mask[:, None, None])
         x = x.reshape(batch * length, -1)
         for layer in tower.layers:
-            x = layer(x, windows)
+            if skipped:
+                past = torch.rand(batch, 1, device=x.device, generator=generator) < skipped
+                x = torch.where(past.expand(batch, length).reshape(-1, 1), x, layer(x, windows))
+            else:
+                x = layer(x, windows)
         return tower.ln_post(x).view(batch, length, -1), rows
 
     def project(self, hidden: Tensor) -> Tensor:
@@ -147,13 +155,12 @@ class Trainee(nn.Module):
 
     # ------------------------------------------------------------ rows to text
 
-    def spelling_loss(self, hidden: Tensor, rows: Tensor, spelled: Tensor, lengths: Tensor) -> Tensor:
-        """CTC over letters, SLOTS a row; spelled int64 [B, S] padded; rows and lengths int64 [B] on the host. Mean over letters."""
+    def spelling_loss(
+        self, hidden: Tensor, rows: Tensor, spelled: Tensor, lengths: Tensor, ctc: CtcLoss = scanned
+    ) -> Tensor:
+        """CTC over letters, SLOTS a row; spelled int64 [B, S] padded; rows and lengths int64 [B]. Mean over letters."""
         scores = self.spell(hidden).unflatten(-1, (SLOTS, -1)).flatten(1, 2).float().log_softmax(-1)
-        losses = F.ctc_loss(
-            scores.transpose(0, 1), spelled, SLOTS * rows, lengths, reduction="none", zero_infinity=True
-        )
-        return losses.sum() / lengths.sum().clamp_min(1)
+        return ctc(scores, SLOTS * rows, spelled, lengths).sum() / lengths.sum().clamp_min(1)
 
     def decode(self, sound: Tensor, rows: Tensor, written: Tensor) -> Tensor:
         """sound [B, T, H], written int64 [B, W] (after the prompt) -> [B, W + 1, H]: what follows the prompt and each of written."""
@@ -164,11 +171,11 @@ class Trainee(nn.Module):
         place = torch.arange(length, device=sound.device).expand(batch, -1) - len(before)
         first = rows[:, None]
         in_tail = (place - first).clamp(0, tail.shape[1] - 1)
-        ids = torch.where(place >= first, tail.gather(1, in_tail), 0)
-        ids[:, : len(before)] = before
-        x = self.net.embed(ids)
+        x = self.net.embed(tail.flatten()).view(batch, tail.shape[1], -1)
+        x = x.gather(1, in_tail[..., None].expand(-1, -1, x.shape[2]))
         heard = sound.gather(1, place.clamp(0, longest - 1)[..., None].expand(-1, -1, sound.shape[2]))
-        x = torch.where(((place >= 0) & (place < first))[..., None], heard.to(x.dtype), x)
+        x = torch.where((place < first)[..., None], heard.to(x.dtype), x)
+        x = torch.cat((self.net.embed(before).expand(batch, -1, -1), x[:, len(before) :]), 1)
         positions = torch.arange(length, device=sound.device).repeat(batch)
         out = self.net(x.flatten(0, 1), positions, Causal(batch)).view(batch, length, -1)
         wanted = len(before) + first + after.shape[1] - 1 + torch.arange(written.shape[1] + 1, device=sound.device)
@@ -201,14 +208,3 @@ class Trainee(nn.Module):
             if bool(ended.all()):
                 break
         return [ids[: ids.index(self.prompt.end)] if self.prompt.end in ids else ids for ids in written.tolist()]
-
-
-def padded(rows: Sequence[Sequence[int]], fill: int, device: torch.device) -> Tensor:
-    longest = max(1, *(len(row) for row in rows))
-    return sent([[*row, *[fill] * (longest - len(row))] for row in rows], device)
-
-
-def sent(values: Any, device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
-    """A tensor of nested lists, on the device without waiting for what the device is busy with."""
-    made = torch.tensor(values, dtype=dtype)
-    return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made

@@ -17,10 +17,9 @@ import onnxruntime
 import soxr
 from piper import PiperVoice, SynthesisConfig
 
-from training.asr.clips import HELD_OUT_LINES, lines
+from training.asr.clips import HELD_OUT_LINES, lines, said
 from training.asr.opus import RATE
 from training.asr.opus_writer import write
-from training.text.grammar import sentence
 
 
 def main() -> None:
@@ -46,7 +45,7 @@ def main() -> None:
         clips: list[tuple[np.ndarray, str]] = []
         length = 0
         while length < options.file_s * RATE:
-            text = sentence(rng) if rng.random() < 0.5 else rng.choice(english)
+            text = said(rng, english)
             # Some spread of pace and of the voice's own variation; both are heard in real speech.
             how = SynthesisConfig(
                 length_scale=rng.uniform(0.8, 1.3), noise_scale=rng.uniform(0, 0.8), noise_w_scale=rng.uniform(0, 0.9)
@@ -55,7 +54,7 @@ def main() -> None:
             samples = soxr.resample(spoken.astype(np.float32), voice.config.sample_rate, RATE)
             clips.append((samples, text))
             length += len(samples)
-        write(options.out, f"{number:03}", clips)
+        write(options.out, f"{options.seed}_{number:03}", clips)
         made += length / RATE
 
 

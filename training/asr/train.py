@@ -14,21 +14,37 @@ import argparse
 import json
 import math
 import random
+import shutil
 import time
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from aura_omni.models.qwen3_asr import HOP_SAMPLES
 from aura_omni.models.weights import to_published
-from training.asr.augment import augment
-from training.asr.clips import HELD_OUT_LINES, Batch, Clip, Clips, Maker, lines, recorded, withheld
-from training.asr.network import IGNORED, Prompt, Trainee, letters, padded, target
-from training.asr.shape import NANO, SMOKE, Recogniser
+from training.asr.augment import augment, masked, warped
+from training.asr.clips import (
+    BATCH_S,
+    FORMS,
+    HELD_OUT_LINES,
+    Clip,
+    Clips,
+    Columns,
+    Form,
+    Maker,
+    behind,
+    lines,
+    recorded,
+    sounded,
+    withheld,
+)
+from training.asr.ctc import CtcLoss, scanned
+from training.asr.network import Prompt, Trainee, letters, target
+from training.asr.shape import FILES, NANO, SMOKE, Recogniser
+from training.asr.steps import Steps
 from training.asr.toy import toy_clips
 from training.asr.voices import RATE
 from training.asr.wer import wer
@@ -36,165 +52,149 @@ from training.text.grammar import sentence
 
 # In a folder of its own, as the server reads all files beside the JSON; each below 16 MB.
 WEIGHTS, GRADIENTS, SQUARES = (f"resume/{name}.safetensors" for name in ("weights", "gradients", "squares"))
-TAKE_STEPS = 20  # between two looks at what the processes have finished
-CLIP_S = 2.8  # of a made clip on average, at most; it is 2.0
-FIRST_HOURS = 0.7  # of made speech, before the first step
+# The last two may be missing: then only the weights go on.
+EXACT = "exact.safetensors"  # all of it, in float32: four times 26 MB
+TAKE_S = 1.0  # between two looks at what the processes have finished
+FIRST_HOURS, FIRST_S = 0.3, 20.0  # of made speech, before the first step, and how long to wait for it
+MEAN_STEPS = 4  # between two updates of the mean of the weights
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How to train. Rates follow the clock: a run ends when its time is over, wherever it runs."""
 
-    peak_rate: float = 1.6e-3  # a resumed run begins with 0.75 of it
-    warm_up_steps: int = 300
-    last_rate: float = 0.02  # of the peak
+    peak_rate: float = 1.5e-3
+    warm_up_steps: int = 400
+    last_rate: float = 0.01  # of the peak
     decay: float = 0.02
-    mean_keeps: float = 0.998
-    batch_s: float = 750.0
-    every_s: float = 100.0  # between two checkpoints
-    spelling_until: float = 0.6  # of the time: every step spells; later one in three does, which the device waits for
-    doubted: float = 0.12  # of the pieces before the one to write: replaced, so that it has to listen
+    mean_keeps: float = 0.9995
+    batch_s: float = BATCH_S
+    every_s: float = 60.0  # between two states to go on from
+    heard_s: float = 120.0  # between two looks at what it hears
+    spelling: float = 1.0  # how much the letters count
+    doubted: float = 0.15  # of the pieces before the one to write: replaced, so that it has to listen
+    skipped: float = 0.05  # layers of the encoder that a clip goes past
 
 
 class Training:
-    def __init__(
-        self, out: Path, recogniser: Recogniser, clips: Clips, device: torch.device, plan: Plan, seed: int
-    ) -> None:
-        self.out, self.recogniser, self.clips, self.device, self.plan = out, recogniser, clips, device, plan
-        self.rng = random.Random(seed)
+    def __init__(self, out: Path, recogniser: Recogniser, device: torch.device, plan: Plan, seed: int) -> None:
+        self.out, self.recogniser, self.device, self.plan = out, recogniser, device, plan
+        self.rng = np.random.default_rng(seed)
         torch.manual_seed(seed)
         self.noise = torch.Generator(device).manual_seed(seed)
         self.prompt = Prompt.of(recogniser.tokenizer)
         self.model = Trainee(recogniser.config, self.prompt).to(device)
         self.model.prepare()
-        self.mean = [value.detach().clone() for value in self.model.parameters()]
-        matrices = [value for value in self.model.parameters() if value.dim() > 1]
-        others = [value for value in self.model.parameters() if value.dim() < 2]
+        self.parameters = list(self.model.parameters())
+        self.mean = [value.detach().clone() for value in self.parameters]
+        matrices = [value for value in self.parameters if value.dim() > 1]
+        others = [value for value in self.parameters if value.dim() < 2]
         groups = [{"params": matrices, "weight_decay": plan.decay}, {"params": others, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.98), fused=device.type == "cuda")
-        self.step, self.steps_before, self.peak = 0, 0, plan.peak_rate
-        self.sums: dict[str, Tensor] = {}
-        self.counts: Counter[str] = Counter()
+        cuda = device.type == "cuda"
+        self.rate = torch.zeros((), device=device)
+        self.optimizer = torch.optim.AdamW(groups, lr=self.rate, betas=(0.9, 0.98), fused=cuda, capturable=cuda)
+        self.step, self.steps_here, self.warm_up_steps = 0, 0, plan.warm_up_steps
+        self.done: float | None = None  # of the whole training, 0 to 1; None before it is known
+        self.losses = torch.zeros(2, device=device)  # sums since the last report: text, letters
+        self.summed = 0
         self.log: list[dict[str, float]] = []
-        self.targets: dict[str, list[int]] = {}
-        self.spellings: dict[str, list[int]] = {}
+
+    def writer(self, text: str) -> tuple[list[int], list[int]]:
+        return target(self.recogniser.tokenizer, self.prompt, text), letters(text)
 
     def resume(self, folder: Path) -> None:
-        """From the weights of an earlier run, its log, and, where the run left it, the state of its optimizer."""
-        named = dict(self.model.named_parameters())
-        self.log = json.loads((folder / "train.json").read_text(encoding="utf-8"))
-        self.step = self.steps_before = int(self.log[-1]["step"])
-        self.peak *= 0.75
-        weights = load_file(folder / WEIGHTS)
+        """From an earlier run: exactly, where it left all of its state, else from its weights, and the means of its optimizer if there."""
+        names = [name for name, _ in self.model.named_parameters()]
+        moments = None
+        if (folder / EXACT).exists():
+            found = load_file(folder / EXACT)
+            self.step, self.done, self.warm_up_steps = int(found["step"]), float(found["done"]), 1
+            weights, gradients, squares, means = (
+                [found[f"{part}.{name}"] for name in names] for part in ("weights", "gradients", "squares", "mean")
+            )
+            moments = list(zip(gradients, squares, strict=True))
+        else:
+            kept = load_file(folder / WEIGHTS)
+            weights = means = [kept[name].float() for name in names]
+            if (folder / GRADIENTS).exists():
+                gradients, roots = (load_file(folder / file) for file in (GRADIENTS, SQUARES))
+                moments = [(gradients[name].float(), roots[name].float() ** 2) for name in names]
+                self.warm_up_steps = 200
+        if (folder / "train.json").exists():
+            self.log = json.loads((folder / "train.json").read_text(encoding="utf-8"))
+            self.step = self.step or int(self.log[-1]["step"]) if moments else 0
         with torch.no_grad():
-            for name, value in named.items():
-                value.copy_(weights[name])
-        self.mean = [value.detach().clone() for value in named.values()]
-        if (folder / GRADIENTS).exists():
-            gradients, squares = load_file(folder / GRADIENTS), load_file(folder / SQUARES)
-            for name, value in named.items():
-                self.optimizer.state[value] = {
-                    "step": torch.tensor(float(self.step), device=value.device),
-                    "exp_avg": gradients[name].to(value),
-                    "exp_avg_sq": squares[name].to(value) ** 2,
-                }
+            for number, (value, weight, averaged) in enumerate(zip(self.parameters, weights, means, strict=True)):
+                value.copy_(weight)
+                self.mean[number].copy_(averaged)
+                if moments:
+                    gradient, square = moments[number]
+                    self.optimizer.state[value] = {
+                        "step": torch.tensor(float(self.step), device=self.device),
+                        "exp_avg": gradient.to(self.device),
+                        "exp_avg_sq": square.to(self.device),
+                    }
 
     # ------------------------------------------------------------ one step
 
-    def loss(self, batch: Batch, *, spelling: float, vary: bool) -> Tensor:
-        waves = batch.waves
-        if vary:
-            background = self.clips.background(self.rng, *waves.shape)
-            waves = augment(waves, batch.samples, background, self.noise)
+    def loss(self, samples: Tensor, form: Form, table: Tensor, *, ctc: CtcLoss = scanned, vary: bool = True) -> Tensor:
+        """samples: all clips; table: the `Columns` of one batch. Nothing here waits for the device, unless ctc does."""
+        columns, noise = Columns.of(form, table), self.noise
         with torch.no_grad():
-            mel, frames = self.model.log_mel(waves, batch.samples)
             if vary:
-                mel = self._masked(self._warped(mel), frames)
+                waves = sounded(samples, form, columns, self._wobble(len(table)))
+                waves = augment(waves, columns.samples, behind(samples, form, columns), noise)
+            else:
+                waves = sounded(samples, form, columns)
+            mel, frames = self.model.log_mel(waves, columns.samples)
+            if vary:
+                mel = masked(warped(mel, noise), frames, noise)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            hidden, rows = self.model.hear(mel, frames)
-            wanted = padded([self._target(text) for text in batch.texts], IGNORED, self.device)
+            skipped = self.plan.skipped if vary else 0.0
+            hidden, rows = self.model.hear(mel, frames, skipped=skipped, generator=noise)
+            spell = self.model.spelling_loss(hidden, rows, columns.spelled, columns.spelled_count, ctc)
+            wanted = columns.pieces
             written = self._doubted(wanted) if vary else wanted.clamp_min(0)
-            text = self.model.text_loss(
-                self.model.project(hidden), rows, wanted, written, smoothing=0.05 if vary else 0.0
-            )
-            self._note("text", text)
-            if not spelling:
-                return text
-            # Last, because it waits for the device.
-            spelled = [self._spelled(text) for text in batch.texts]
-            lengths = torch.tensor([len(row) for row in spelled])
-            rows_here = self.model.rows(torch.tensor(batch.lengths) // HOP_SAMPLES)
-            spell = self.model.spelling_loss(hidden, rows_here, padded(spelled, 0, self.device), lengths)
-        self._note("spell", spell)
-        return text + spelling * spell
+            smoothing = 0.05 if vary else 0.0
+            text = self.model.text_loss(self.model.project(hidden), rows, wanted, written, smoothing=smoothing)
+        self.losses += torch.stack((text, spell)).detach()
+        return text + self.plan.spelling * spell
 
-    def _note(self, name: str, value: Tensor) -> None:
-        self.sums[name] = self.sums.get(name, torch.zeros((), device=self.device)) + value.detach()
-        self.counts[name] += 1
-
-    def train(self, batch: Batch, *, done: float, vary: bool = True) -> None:
-        """done: how much of the time is over, 0 to 1."""
-        plan, self.step = self.plan, self.step + 1
-        shape = plan.last_rate + (1 - plan.last_rate) * 0.5 * (1 + math.cos(math.pi * done))
-        rate = self.peak * shape * min(1.0, (self.step - self.steps_before) / plan.warm_up_steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        spelling = 1.0 if done < plan.spelling_until or self.step % 3 == 0 else 0.0
-        loss = self.loss(batch, spelling=spelling, vary=vary)
+    def learn(self, samples: Tensor, form: Form, table: Tensor, *, ctc: CtcLoss = scanned) -> None:
+        """One step, all of it on the device."""
+        loss = self.loss(samples, form, table, ctc=ctc)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
         self.optimizer.step()
-        keep = min(plan.mean_keeps, (1 + self.step) / (20 + self.step))
-        with torch.no_grad():
-            torch._foreach_lerp_(self.mean, list(self.model.parameters()), 1 - keep)
 
-    def _spelled(self, text: str) -> list[int]:
-        if text not in self.spellings:
-            self.spellings[text] = letters(text)
-        return self.spellings[text]
+    def before_step(self, done: float) -> None:
+        """done: how much of the whole training is over, 0 to 1."""
+        plan, self.done = self.plan, done
+        shape = plan.last_rate + (1 - plan.last_rate) * 0.5 * (1 + math.cos(math.pi * done))
+        self.rate.fill_(plan.peak_rate * shape * min(1.0, (self.steps_here + 1) / self.warm_up_steps))
 
-    def _target(self, text: str) -> list[int]:
-        if text not in self.targets:
-            self.targets[text] = target(self.recogniser.tokenizer, self.prompt, text)
-        return self.targets[text]
+    def after_step(self) -> None:
+        self.step, self.steps_here, self.summed = self.step + 1, self.steps_here + 1, self.summed + 1
+        if self.step % MEAN_STEPS == 0:
+            keep = min(self.plan.mean_keeps**MEAN_STEPS, (1 + self.step) / (80 + self.step))
+            with torch.no_grad():
+                torch._foreach_lerp_(self.mean, [*self.parameters], 1 - keep)
+
+    def _wobble(self, rows: int) -> Tensor:
+        """[rows, 3]: paces that come and go by up to 8 % within 0.3 to 1.5 s, in half of the rows."""
+        drawn = torch.rand(rows, 4, device=self.device, generator=self.noise)
+        rate = 2 * math.pi / RATE / (0.3 + 1.2 * drawn[:, 1])
+        depth = 0.08 * drawn[:, 0] / rate * (drawn[:, 3] < 0.5)
+        return torch.stack((depth, rate, 2 * math.pi * drawn[:, 2]), 1)
 
     def _doubted(self, wanted: Tensor) -> Tensor:
         """The targets as what was written before, some pieces of the text replaced by any others."""
         spoken = (wanted == self.prompt.tag).cumsum(1).bool() & (wanted != self.prompt.tag)
         chance = torch.rand(wanted.shape, device=self.device, generator=self.noise)
         size = self.recogniser.tokenizer.size
-        others = torch.randint(0, size, wanted.shape, device=self.device, generator=self.noise)
+        others = (torch.rand(wanted.shape, device=self.device, generator=self.noise) * size).long()
         return torch.where(spoken & (chance < self.plan.doubted), others, wanted.clamp_min(0))
-
-    def _warped(self, mel: Tensor) -> Tensor:
-        """Each clip from a shorter or longer throat: its bins moved by up to 7 %, while pitch and pace stay."""
-        batch, bins, _ = mel.shape
-        scale = 1 + 0.07 * (2 * torch.rand(batch, 1, device=mel.device, generator=self.noise) - 1)
-        at = (torch.arange(bins, device=mel.device) * scale).clamp_max(bins - 1)
-        low = at.floor().long()
-        lower, upper = (
-            mel.gather(1, place[:, :, None].expand_as(mel)) for place in (low, (low + 1).clamp_max(bins - 1))
-        )
-        return torch.lerp(lower, upper, (at - low)[:, :, None])
-
-    def _masked(self, mel: Tensor, frames: Tensor) -> Tensor:
-        """Some stretches of time and of frequency silenced (to the clip's own floor)."""
-        batch, bins, length = mel.shape
-        floor = mel.amin((1, 2), keepdim=True)
-
-        def stripes(size: int, limit: Tensor, widest: int, count: int) -> Tensor:
-            width = torch.randint(0, widest + 1, (batch, count), device=mel.device, generator=self.noise)
-            first = torch.rand(batch, count, device=mel.device, generator=self.noise) * (
-                limit[:, None] - width
-            ).clamp_min(1)
-            place = torch.arange(size, device=mel.device)[:, None]
-            return ((place >= first[:, None]) & (place < (first + width)[:, None])).any(-1)
-
-        hidden = (
-            stripes(bins, torch.full_like(frames, bins), 18, 2)[:, :, None] | stripes(length, frames, 16, 2)[:, None]
-        )
-        return torch.where(hidden & (torch.arange(length, device=mel.device) < frames[:, None])[:, None], floor, mel)
 
     # ------------------------------------------------------------ what came of it
 
@@ -224,17 +224,21 @@ class Training:
                 found.append((n, self.recogniser.tokenizer.decode(ids[tag:])))
         return [text for _, text in sorted(found)]
 
-    def report(self, model: Trainee, heldout: dict[str, list[Clip]], seconds: float) -> dict[str, float]:
-        row = {"s": round(seconds), "step": self.step, "hours": round(self.clips.hours, 2), "clips": len(self.clips)}
-        row |= {name: round(float(value) / self.counts[name], 4) for name, value in self.sums.items()}
-        self.sums.clear()
-        self.counts.clear()
-        if not all(math.isfinite(value) for value in row.values()):
-            raise RuntimeError(f"the training diverged: {row}; the last checkpoint stays")
-        for name, clips in heldout.items():
-            heard = self.heard(model, clips)
-            if clips[0].text:
-                row[name] = round(wer((clip.text, text) for clip, text in zip(clips, heard, strict=True)), 4)
+    def report(
+        self, model: Trainee, clips: Clips, heldout: dict[str, list[Clip]], seconds: float, until: float = math.inf
+    ) -> dict[str, float]:
+        """A line for the log: the losses since the last one, and what the model hears, set by set until the time is over."""
+        row = {"s": round(seconds), "step": self.step, "hours": round(clips.hours, 2), "clips": len(clips)}
+        text, spell = (self.losses / max(1, self.summed)).tolist()
+        row |= {"text": round(text, 4), "spell": round(spell, 4)}
+        self.losses.zero_()
+        self.summed = 0
+        for name, said in heldout.items():
+            if time.monotonic() > until:
+                break
+            heard = self.heard(model, said)
+            if said[0].text:
+                row[name] = round(wer((clip.text, text) for clip, text in zip(said, heard, strict=True)), 4)
             else:
                 row[name] = round(sum(bool(text) for text in heard) / len(heard), 4)
         self.log.append(row)
@@ -261,10 +265,25 @@ class Training:
         save_file(kept, self.out / SQUARES)
         (self.out / "train.json").write_text(json.dumps(self.log, indent=1), encoding="utf-8")
 
+    def keep(self, folder: Path) -> None:
+        """All that `resume` needs to go on as if nothing had been, and the files of the checkpoint, in another folder."""
+        state = {"step": torch.tensor(self.step), "done": torch.tensor(self.done or 0.0, dtype=torch.float64)}
+        for (name, value), mean in zip(self.model.named_parameters(), self.mean, strict=True):
+            moments = self.optimizer.state[value]
+            parts = {"weights": value, "gradients": moments["exp_avg"], "squares": moments["exp_avg_sq"], "mean": mean}
+            state |= {f"{part}.{name}": tensor.detach().cpu() for part, tensor in parts.items()}
+        save_file(state, folder / "new.safetensors")
+        for name in FILES:
+            if (self.out / name).exists():
+                shutil.copyfile(self.out / name, folder / name)
+        (folder / "train.json").write_text(json.dumps(self.log, indent=1), encoding="utf-8")
+        (folder / "new.safetensors").replace(folder / EXACT)
+
 
 def evaluation(folder: Path, most: int) -> dict[str, list[Clip]]:
-    """Held-out clips by voice and kind; of music, pieces of 5 s."""
-    return {path.stem: recorded(folder, path.name, path.stem)[:most] for path in sorted(folder.glob("*.opus"))}
+    """Held-out clips by voice and kind, those of the domain first; of music, pieces of 5 s."""
+    paths = sorted(folder.glob("*.opus"), key=lambda path: ("domain" not in path.stem, path.stem))
+    return {path.stem: recorded(folder, path.name, path.stem)[:most] for path in paths}
 
 
 def main() -> None:
@@ -272,13 +291,22 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--time-s", type=float, default=300.0)
-    parser.add_argument("--clips", type=int, default=240_000, help="sentences that the synthesizers speak meanwhile")
+    parser.add_argument("--part", default="1/1", help="which part of the whole training this run is: 1/2, then 2/2")
+    parser.add_argument(
+        "--keep", type=Path, help="a folder for all of the state and what was spoken; a later part resumes from it"
+    )
+    parser.add_argument(
+        "--clips", type=int, default=400_000, help="sentences that the synthesizers speak meanwhile, at most"
+    )
+    parser.add_argument("--hours", type=float, default=140.0, help="of speech, at most")
     parser.add_argument("--workers", type=int, default=14)
-    parser.add_argument("--batch-s", type=float, default=750.0, help="seconds of sound in a batch")
+    parser.add_argument("--batch-s", type=float, default=BATCH_S, help="seconds of sound in a batch")
     parser.add_argument(
         "--heldout-clips", type=int, default=10_000, help="of each held-out set, in the last evaluation"
     )
-    parser.add_argument("--resume", type=Path)
+    parser.add_argument("--peak", type=float, default=Plan().peak_rate, help="the highest rate of learning")
+    parser.add_argument("--resume", type=Path, help="a folder of an earlier run, or KEEP")
+    parser.add_argument("--eager", action="store_true", help="no captured graphs")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--smoke", action="store_true")
     options = parser.parse_args()
@@ -286,9 +314,24 @@ def main() -> None:
     smoke(options.out) if options.smoke else run(options)
 
 
+def collected(data: Path, avoid: frozenset[str]) -> list[Clip]:
+    """The clips that come with the data."""
+    kept = recorded(data / "recorded", "human*.opus", "human") + recorded(data / "recorded", "music.opus", "sounds")
+    for group in ("piper", "festival"):
+        kept += [clip for clip in recorded(data / group, "*.opus", group) if clip.text not in avoid]
+    return kept
+
+
+def device_here() -> torch.device:
+    # Its plans are made anew for every shape.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def run(options: argparse.Namespace) -> None:
     started = time.monotonic()
-    data: Path = options.data
+    data, out, kept = options.data, options.out, options.keep
+    part, parts = map(int, options.part.split("/"))
     everything = evaluation(data / "heldout", options.heldout_clips)
     avoid = withheld(clip for clips in evaluation(data / "heldout", 10_000).values() for clip in clips)
     maker = Maker(
@@ -299,61 +342,85 @@ def run(options: argparse.Namespace) -> None:
         seed=options.seed,
         avoid=avoid,
     )
-    # Its plans are made anew for every shape, and here hardly two batches have the same.
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     english = lines(data / "english.txt")
     avoid |= frozenset(english[:HELD_OUT_LINES])
+    device = device_here()
     if options.resume:
-        recogniser = Recogniser.copied(options.resume, options.out)
+        recogniser = Recogniser.copied(options.resume, out)
     else:
-        recogniser = Recogniser.written(options.out, english[HELD_OUT_LINES:], NANO)
-    kept = recorded(data / "recorded", "human*.opus", "human") + recorded(data / "recorded", "music.opus", "sounds")
-    for group in ("piper", "festival"):
-        kept += [clip for clip in recorded(data / group, "*.opus", group) if clip.text not in avoid]
-    seconds = sum(len(clip.samples) / RATE + 0.05 for clip in kept) + options.clips * CLIP_S + 60.0
-    clips = Clips(device, capacity_s=seconds)
-    clips.take(kept)
-    training = Training(options.out, recogniser, clips, device, Plan(batch_s=options.batch_s), options.seed)
+        recogniser = Recogniser.written(out, english[HELD_OUT_LINES:], NANO)
+    training = Training(out, recogniser, device, Plan(batch_s=options.batch_s, peak_rate=options.peak), options.seed)
     if options.resume:
         training.resume(options.resume)
+    if kept:
+        kept.mkdir(parents=True, exist_ok=True)
+    clips = Clips(device, training.writer, capacity_s=3_600 * options.hours, kept=kept)
+    clips.take(collected(data, avoid))
+    clips.recall()
     first = clips.hours + min(FIRST_HOURS, options.clips * 1.5 / 3600)
-    while clips.hours < first:
-        clips.take(maker.ready())
+    waited = time.monotonic()
+    while clips.hours < first and time.monotonic() - waited < FIRST_S:
+        clips.take(maker.ready(), remember=True)
         time.sleep(0.05)  # the processes are busy, and this one has nothing to do
     print(f"{time.monotonic() - started:.0f} s: {clips.hours:.2f} h to begin with", flush=True)
-    some = {name: clips[:40] for name, clips in everything.items()}
-    begun = time.monotonic()
-    end = started + options.time_s - 15.0
-    saved_at = begun
+    steps = Steps(training, clips.samples, graphs=device.type == "cuda" and not options.eager)
+    for form in FORMS:
+        steps.prepare(clips.deal(training.rng, batch_s=options.batch_s, form=form))
+    print(f"{time.monotonic() - started:.0f} s: {steps}", flush=True)
+    some = {name: clips[:40] for name, clips in everything.items() if name != "people_long"}
+    # The first part of the rates, or what is left of it.
+    first_done, last_done = (part - 1) / parts if training.done is None else training.done, part / parts
+    begun = taken_at = saved_at = heard_at = time.monotonic()
+    end = started + options.time_s - 20.0
     while (now := time.monotonic()) < end:
-        if training.step % TAKE_STEPS == 0:
-            clips.take(maker.ready())
-        training.train(clips.batch(training.rng, batch_s=training.plan.batch_s), done=(now - begun) / (end - begun))
+        if now - taken_at > TAKE_S:
+            clips.take(maker.ready(), remember=True)
+            taken_at = now
+        training.before_step(first_done + (last_done - first_done) * (now - begun) / (end - begun))
+        steps.take(clips.deal(training.rng, batch_s=options.batch_s))
+        training.after_step()
         if now - saved_at > training.plan.every_s:
-            model = training.averaged()
-            training.report(model, some, time.monotonic() - started)
-            training.save(model)
+            listen = now - heard_at > training.plan.heard_s
+            finished(training, clips, some if listen else {}, started, kept, end)
             saved_at = time.monotonic()
+            heard_at = saved_at if listen else heard_at
     maker.close()
+    finished(training, clips, everything, started, kept, started + options.time_s - 3.0)
+
+
+def finished(
+    training: Training, clips: Clips, heldout: dict[str, list[Clip]], started: float, kept: Path | None, until: float
+) -> None:
+    """A checkpoint, and then what it hears."""
+    if not bool(training.losses.isfinite().all()):
+        raise RuntimeError(f"the training diverged after step {training.step}; the last checkpoint stays")
     model = training.averaged()
-    training.report(model, everything, time.monotonic() - started)
     training.save(model)
+    if kept:
+        training.keep(kept)
+    if heldout:
+        training.report(model, clips, heldout, time.monotonic() - started, until)
+    for folder in (training.out, kept):
+        if folder:
+            (folder / "train.json").write_text(json.dumps(training.log, indent=1), encoding="utf-8")
 
 
 def smoke(out: Path, *, steps: int = 60) -> None:
     """The whole way in seconds: a made-up voice, a tiny network, one checkpoint."""
     rng = random.Random(0)
     recogniser = Recogniser.written(out, [sentence(rng) for _ in range(200)], SMOKE, pieces=300)
-    clips = Clips(torch.device("cpu"), capacity_s=200.0)
+    training = Training(out, recogniser, torch.device("cpu"), Plan(warm_up_steps=10), 0)
+    clips = Clips(training.device, training.writer, capacity_s=200.0)
     made = toy_clips(40)
     clips.take(made)
-    training = Training(out, recogniser, clips, torch.device("cpu"), Plan(warm_up_steps=10), 0)
     started = time.monotonic()
+    every_step = Steps(training, clips.samples, graphs=False)
     for step in range(steps):
-        training.train(clips.batch(training.rng, batch_s=20.0), done=step / steps)
+        training.before_step(step / steps)
+        every_step.take(clips.deal(training.rng, batch_s=20.0))
+        training.after_step()
     model = training.averaged()
-    training.report(model, {"toy": made[:8]}, time.monotonic() - started)
+    training.report(model, clips, {"toy": made[:8]}, time.monotonic() - started)
     training.save(model)
 
 

@@ -21,7 +21,7 @@ import soxr
 
 RATE = 16_000
 
-FLITE = ("slt", "awb", "kal")
+FLITE = ("slt", "awb", "kal", "kal16")
 PICO = ("en-US", "en-GB")
 DIALECTS = ("en-us", "en-us", "en", "en-gb-x-rp", "en-029", "en-gb-x-gbclan", "en-gb-x-gbcwmd", "en-us-nyc")
 VARIANTS = (
@@ -33,13 +33,15 @@ VARIANTS = (
 HELD_OUT_ESPEAK = ("en-gb-scotland+f5", "en-gb-scotland+linda", "en-gb-scotland+Andy", "en-gb-scotland+Michael")
 
 # How much each engine speaks. The robots are many, but each of the others sounds more like a person.
-SHARES = {"flite": 0.4, "pico": 0.3, "espeak": 0.3}
+SHARES = {"flite": 0.45, "pico": 0.27, "espeak": 0.28}
+# Of pitch: the diphone voice is low and can go up far, and then it is hardly the same speaker.
+FLITE_PITCH = {"slt": (0.75, 1.3), "awb": (0.75, 1.4), "kal": (0.85, 2.1), "kal16": (0.85, 2.1)}
 
 
 def training_voice(rng: random.Random) -> str:
     engine = rng.choices(list(SHARES), list(SHARES.values()))[0]
     if engine == "flite":
-        return f"flite:{rng.choices(FLITE, (3, 3, 2))[0]}"
+        return f"flite:{rng.choices(FLITE, (3, 3, 1, 2))[0]}"
     if engine == "pico":
         return f"pico:{rng.choice(PICO)}"
     return f"espeak:{rng.choice(DIALECTS)}+{rng.choice(VARIANTS)}"
@@ -72,7 +74,9 @@ class Mouth:
             self._flite = subprocess.Popen([str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self._flite.stdin is not None
         assert self._flite.stdout is not None
-        self._flite.stdin.write(f"{FLITE.index(name)}\t{rng.uniform(0.8, 1.3):.3f}\t{text}\n".encode())
+        low, high = FLITE_PITCH[name]
+        pitch = low * (high / low) ** rng.random() if rng.random() < 0.7 else 1.0
+        self._flite.stdin.write(f"{FLITE.index(name)}\t{rng.uniform(0.8, 1.3):.3f}\t{pitch:.3f}\t{text}\n".encode())
         self._flite.stdin.flush()
         rate, count = struct.unpack("ii", self._flite.stdout.read(8))
         return np.frombuffer(self._flite.stdout.read(2 * count), np.int16).astype(np.float32) / 32768, rate

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 class Clock:
@@ -17,6 +17,11 @@ class Clock:
 
     def __init__(self, seconds: float, steps: int | None = None) -> None:
         self._start, self._seconds, self._steps, self.step = time.monotonic(), seconds, steps, 0
+        self._before, self._first = 0.0, 0
+
+    def go_on(self, progress: float, step: int) -> None:
+        """With a run that had come so far: what is left of it fills the time."""
+        self._before, self._first, self.step = progress, step, step
 
     @property
     def elapsed_s(self) -> float:
@@ -24,8 +29,10 @@ class Clock:
 
     @property
     def progress(self) -> float:
-        by_time = self.elapsed_s / self._seconds
-        return max(by_time, self.step / self._steps) if self._steps else by_time
+        here = self.elapsed_s / self._seconds
+        if self._steps:
+            here = max(here, (self.step - self._first) / self._steps)
+        return self._before + (1 - self._before) * here
 
     @property
     def over(self) -> bool:
@@ -41,11 +48,15 @@ def rate(progress: float, step: int, peak: float, *, warmup: int = 100, floor: f
     )
 
 
-def save(path: Path, *, model: nn.Module, **content: Any) -> None:
-    """Weights in float16: half the size, and more than enough to go on from."""
-    state = {name: value.half() if value.is_floating_point() else value for name, value in model.state_dict().items()}
+def save(path: Path, *, model: nn.Module, mean: list[Tensor] | None = None) -> None:
+    """Weights in float16: half the size, and more than enough to go on from. mean: what to write for those that are trained."""
+    state = model.state_dict()
+    if mean is not None:
+        trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
+        state |= dict(zip(trained, mean, strict=True))
+    state = {name: value.half() if value.is_floating_point() else value for name, value in state.items()}
     draft = path.with_suffix(".draft")
-    torch.save({"model": state, **content}, draft)
+    torch.save({"model": state}, draft)
     os.replace(draft, path)
 
 

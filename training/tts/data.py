@@ -34,7 +34,8 @@ _BATCH = 16
 def clips(kind: str, seed: int) -> Iterator[tuple[str, bool]]:
     """(text, held out) without repetition. Every 40th text is held out by its number, whatever the split in time."""
     seen: set[str] = set()
-    source = texts.domain(seed) if kind == "domain" else iter(texts.general(seed))
+    sources = {"domain": texts.domain, "general": texts.general, "lexicon": texts.lexicon}
+    source = iter(sources[kind](seed))
     for text in source:
         if text.lower() not in seen:
             seen.add(text.lower())

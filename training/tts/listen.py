@@ -1,9 +1,9 @@
 """Word error of what Whisper hears, on clips that were never trained on: the sound itself, codec and back, the Talker.
 
-    python -m training.tts.listen --sound DIR --codec codec.pt --wave wave.pt [--talker talker.pt --tokenizer tokenizer.json]
+    python -m training.tts.listen --sound DIR --wave wave.pt [--talker talker.pt --tokenizer tokenizer.json]
 
 DIR is one that `data.py sound --held-out` wrote. Kinds of sound, in `--what`: sound (as synthesized), mel (the codec's own
-mel through Griffin-Lim, before there is a wave.pt), codec (true codes), talker and talker-beside (its codes, the text
+mel through Griffin-Lim), codec (true codes), talker and talker-beside (its codes, the text
 before or beside the frames).
 """
 
@@ -19,12 +19,11 @@ import torch
 from tokenizers import Tokenizer
 
 from training.tts import clock, corpus, shape
-from training.tts.codec_model import MelCodec
-from training.tts.corpus import LEVEL
+from training.tts.codec_model import TrainedCodec
 from training.tts.ear import Ear, word_error, words
 from training.tts.grad import refresh
-from training.tts.speakers import FRAME_SAMPLES, SPEAKERS, VOICE_RATE
-from training.tts.spectrum import FRAMES_A_CODE, MELS, Mel, griffin_lim
+from training.tts.speakers import SPEAKERS, VOICE_RATE
+from training.tts.spectrum import griffin_lim
 from training.tts.talker_batch import Rows
 from training.tts.talker_model import TrainedTalker
 from training.tts.talker_speak import speak
@@ -35,33 +34,23 @@ KINDS = ("sound", "mel", "codec", "talker", "talker-beside")
 class Listener:
     """The clips of a folder, and every kind of sound that can be made of them."""
 
-    def __init__(self, folder: Path, codec: Path, wave: Path | None, *, limit: int | None = None) -> None:
-        self.clips, sound = corpus.read(folder, limit=limit)
-        assert sound is not None
-        self._sound = torch.from_numpy(sound.astype(np.float32) * (LEVEL / 32768)).clamp_(-1, 1).view(-1, FRAME_SAMPLES)
-        kept = clock.load(codec)
-        self._mean, self._spread = kept["mean"], kept["spread"]
-        self._model = MelCodec().eval()
-        self._model.load_state_dict((clock.load(wave) if wave else kept)["model"])
+    def __init__(self, folder: Path, wave: Path, *, limit: int | None = None) -> None:
+        self.clips, _, raw = corpus.read_sound([folder], limit=limit)
+        self._sound = corpus.late_sound(self.clips, self.clips, raw, torch.device("cpu"))
+        self._model = TrainedCodec().eval()
+        self._model.load_state_dict(clock.load(wave)["model"])
         refresh(self._model.decoder)
-        self._mel = Mel()
 
     def sound(self, clip: int) -> torch.Tensor:
         """float32 [samples]"""
-        return self._sound[int(self.clips.starts[clip]) : int(self.clips.starts[clip + 1])].flatten()
+        return self._sound[int(self.clips.starts[clip]) : int(self.clips.starts[clip + 1])].float().flatten()
 
     def codes(self, clip: int) -> torch.Tensor:
         """int64 [frames, 1 + ACOUSTIC_BOOKS]"""
-        book0 = torch.from_numpy(self.clips.clip(clip).astype(np.int64))
-        mel = self._mel(self.sound(clip)[None])[0].view(-1, FRAMES_A_CODE, MELS)
-        rest = self._model.codes(mel, book0, mean=self._mean, spread=self._spread)
-        return torch.cat((book0[:, None], rest), 1)
+        return torch.from_numpy(self.clips.clip(clip).astype(np.int64))
 
     def features(self, codes: torch.Tensor) -> torch.Tensor:
-        row = codes[None]
-        return self._model.front(
-            self._model.embed(row[..., 0], self._model.rows_of(row[..., 1 : 1 + shape.ACOUSTIC_BOOKS]))
-        )
+        return self._model.front(codes[None, :, : 1 + shape.ACOUSTIC_BOOKS])
 
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
         return self._model.wave(self.features(codes))[0].clamp(-1, 1)
@@ -84,8 +73,7 @@ def talker_of(path: Path, tokenizer: Tokenizer) -> TrainedTalker:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sound", type=Path, required=True)
-    parser.add_argument("--codec", type=Path, required=True)
-    parser.add_argument("--wave", type=Path)
+    parser.add_argument("--wave", type=Path, required=True)
     parser.add_argument("--talker", type=Path)
     parser.add_argument("--tokenizer", type=Path)
     parser.add_argument("--clips", type=int, default=60, help="of each kind of text")
@@ -97,7 +85,7 @@ def main() -> None:
     if given.smoke:
         given.clips = 1
     torch.set_num_threads(1)
-    listener, ear = Listener(given.sound, given.codec, given.wave), Ear()
+    listener, ear = Listener(given.sound, given.wave), Ear()
     clips = listener.clips
     chosen = {
         kind: np.flatnonzero(clips.held_out & (clips.domain == (kind == "domain")))[: given.clips]

@@ -83,8 +83,8 @@ def _phone(character: str) -> int:
     return found
 
 
-def frame_codes(spans: Sequence[Span], frames: int) -> np.ndarray:
-    """The codes of `frames` frames, int64 [frames]. Time after the last span is silence.
+def owners(spans: Sequence[Span], frames: int) -> np.ndarray:
+    """Which span each slot of `frames` frames belongs to, int64 [2 * frames]; -1 after the last one.
 
     A slot of 40 ms belongs to the phone that fills most of it. A phone that got none takes the slot it overlaps best if
     that slot's owner keeps another one; without this rule a quarter of the shortest phones would be lost.
@@ -105,7 +105,12 @@ def frame_codes(spans: Sequence[Span], frames: int) -> np.ndarray:
                     held[owner[slot]] -= 1
                 owner[slot], held[row] = row, 1
                 break
-    phones = np.array([spans[row].phone if row >= 0 else SILENCE for row in owner], dtype=np.int64)
+    return owner
+
+
+def frame_codes(spans: Sequence[Span], frames: int) -> np.ndarray:
+    """The codes of `frames` frames, int64 [frames]. Time after the last span is silence."""
+    phones = np.array([spans[row].phone if row >= 0 else SILENCE for row in owners(spans, frames)], dtype=np.int64)
     return phones[0::2] * PHONES + phones[1::2]
 
 

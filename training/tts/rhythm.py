@@ -129,6 +129,7 @@ def main() -> None:
     parser.add_argument("--times", type=Path, nargs="+", required=True)
     parser.add_argument("--domain", type=int, default=0)
     parser.add_argument("--general", type=int, default=50_000)
+    parser.add_argument("--lexicon", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--limit", type=int)
@@ -144,6 +145,7 @@ def main() -> None:
     source = itertools.chain(
         ((*clip, "domain") for clip in itertools.islice(clips("domain", 7), given.domain)),
         ((*clip, "general") for clip in itertools.islice(clips("general", 0), given.general)),
+        ((*clip, "lexicon") for clip in itertools.islice(clips("lexicon", 0), given.lexicon)),
     )
     number = 0
     with (given.out / "index.jsonl").open("w", encoding="utf-8") as file, torch.no_grad():

@@ -13,18 +13,21 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from aura_omni.models.codec import CodecConfig, CodecDecoder
 from aura_omni.models.codec_encoder import CodecEncoder, CodecEncoderConfig
 from aura_omni.models.qwen3_tts import Talker, TalkerConfig
+from aura_omni.models.speaker_encoder import SpeakerEncoder, SpeakerEncoderConfig
 from aura_omni.nano import published
 from aura_omni.nano.published import TINY, Json, Text
 from aura_omni.stages.tokenizer import QWEN_SPLIT
+from training.tts import contour
 
-ACOUSTIC_BOOKS = 4  # books 1..4 carry sound; the rest are zero and cost nothing to predict
-BOOK_ROWS = 256  # of an acoustic book
-SPEAKER_IDS = {name: published.SPEAKERS[name] for name in ("ryan", "vivian", "uncle_fu")}
+ACOUSTIC_BOOKS = contour.BOOKS  # books 1..4 say something; the rest are zero
+BOOK_ROWS = contour.ROWS
+SPEAKER_IDS = {"ryan": 2_160, "vivian": 2_161, "uncle_fu": 2_162}
+CODEC_IDS = 2_176  # codes of book 0, control ids, languages, speakers
 TEXT_PIECES = 1_500
 
 SIZES = replace(
     TINY,
-    talker=Text(256, 640, 5, 4, 2, 64, (12, 10, 10)),
+    talker=Text(256, 768, 6, 4, 2, 64, (12, 10, 10)),
     predictor=Text(128, 256, 1, 4, 2, 32, (6, 5, 5)),
     talker_text=128,
     codec_latent=192,
@@ -35,6 +38,7 @@ SIZES = replace(
     codec_decoder=256,
     codec_book=64,
     codec_filters=16,
+    speaker_channels=(64, 64, 64, 64, 192),
     max_new_frames=512,
 )
 
@@ -44,6 +48,7 @@ def talker_files(ids: dict[str, int], vocabulary: int, *, kind: str = "custom_vo
     config = files["config.json"]
     config["tts_model_size"] = "0b6"  # takes no instructions
     talker = config["talker_config"]
+    talker["vocab_size"] = CODEC_IDS
     talker["code_predictor_config"]["vocab_size"] = BOOK_ROWS
     talker["codec_language_id"] = {"english": published.LANGUAGES["english"]}
     if kind == "custom_voice":
@@ -60,7 +65,14 @@ def talker_files(ids: dict[str, int], vocabulary: int, *, kind: str = "custom_vo
 
 
 def codec_files() -> dict[str, Json]:
-    return published.speech_tokenizer_files(SIZES)
+    files = published.speech_tokenizer_files(SIZES)
+    files["config.json"]["encoder_config"]["num_quantizers"] = 16  # none beyond those that are used
+    return files
+
+
+def speaker_encoder() -> SpeakerEncoder:
+    ids = dict.fromkeys([*published.CONTROL_TOKENS, *published.AUDIO_TOKENS, "assistant"], 0)
+    return SpeakerEncoder(SpeakerEncoderConfig.from_json(talker_files(ids, 1, kind="base")["config.json"]))
 
 
 def talker(vocabulary: int) -> Talker:

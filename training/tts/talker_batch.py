@@ -1,4 +1,9 @@
-"""Clips to the rows that the Talker reads, in the layout of `stages.talker_prompt` (a test compares the two)."""
+"""Clips to the rows that the Talker reads, in the layout of `stages.talker_prompt` (a test compares the two).
+
+A row has one text id, and beside it a control id, the speaker's vector, or the codes of a frame. The text comes before the
+frames, or beside them from the first one on. A clip in a voice of its own (Base) has the vector where a named speaker's id
+is; two clips joined are also what continuing a reference looks like.
+"""
 
 from __future__ import annotations
 
@@ -12,33 +17,27 @@ from torch import Tensor
 
 from aura_omni.nano.published import LANGUAGES
 from training.tts import shape
-from training.tts.corpus import Corpus
+from training.tts.contour import BOOKS
+from training.tts.corpus import NOBODY, Corpus, known
 from training.tts.speakers import SPEAKERS
 
 PAD, BOS, EOS, NO_THINK, THINK, THINK_BOS, THINK_EOS = 2148, 2149, 2150, 2155, 2154, 2156, 2157
 IGNORE = -100
-MOST_SPOKEN = 3_072  # frames of a batch that the code predictor learns from
 
 
 @dataclass
 class Batch:
     """All [B, L]: text ids; codec ids of control rows (-1: none); frame, the flat number of the frame whose codes the row adds
-    (-1: none); target, the codec id that the row must predict (-100: none), and next_frame, the frame it belongs to (-1: none)."""
+    (-1: none); next_frame, the frame that the row must predict (-1: none); target, its book 0 or EOS (-100: none).
+    voice int64 [B]: book 4 of a clip whose speaker row is a vector (-1: it has an id); voice_row int64 [B]: where that row is."""
 
     text: Tensor
     codec: Tensor
     frame: Tensor
-    target: Tensor
     next_frame: Tensor
-    wanted: Tensor  # int64 [n], the flat rows that have a target
-    spoken: Tensor  # int64 [m], those whose frame has acoustic codes, at most MOST_SPOKEN of them
-
-    @property
-    def parts(self) -> tuple[Tensor, ...]:
-        return (self.text, self.codec, self.frame, self.target, self.next_frame, self.wanted, self.spoken)
-
-    def to(self, device: torch.device) -> Batch:
-        return Batch(*(part.to(device, non_blocking=True) for part in self.parts))
+    target: Tensor
+    voice: Tensor
+    voice_row: Tensor
 
 
 class Rows:
@@ -48,81 +47,119 @@ class Rows:
         self._tokenizer = plain
         self.pad, self.bos, self.eos = ids["<tts_pad>"], ids["<tts_text_bos>"], ids["<tts_text_eod>"]
         self.role = [ids["<|im_start|>"], *tokenizer.encode("assistant\n", add_special_tokens=False).ids]
-        self._speakers = [shape.SPEAKER_IDS[voice.name] for voice in SPEAKERS]
+        self.speakers = [shape.SPEAKER_IDS[voice.name] for voice in SPEAKERS]
 
-    def tokens(self, text: str, *, dropout: float = 0.0) -> list[int]:
+    def tokens(self, texts: Sequence[str], *, dropout: float = 0.0) -> list[list[int]]:
         self._tokenizer.model.dropout = dropout or None
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        return [found.ids for found in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
 
     def prompt(self, speaker: int, *, tagged: bool) -> tuple[list[int], list[int]]:
-        """Text and codec ids of the rows before the text."""
-        if tagged:
-            tags = [THINK, THINK_BOS, LANGUAGES["english"], THINK_EOS]
-        else:
-            tags = [NO_THINK, THINK_BOS, THINK_EOS]
-        codec = [-1] * len(self.role) + tags + [self._speakers[speaker], PAD]
+        """Text and codec ids of the rows before the text. speaker: NOBODY for a voice of its own (-1 in its row)."""
+        tags = [THINK, THINK_BOS, LANGUAGES["english"], THINK_EOS] if tagged else [NO_THINK, THINK_BOS, THINK_EOS]
+        who = -1 if speaker == NOBODY else self.speakers[speaker]
+        codec = [-1] * len(self.role) + tags + [who, PAD]
         return self.role + [self.pad] * (len(tags) + 1) + [self.bos], codec
 
+
+class Deck:
+    """All clips on one device, and batches of them made there, without the host: everything in a batch is drawn on the device."""
+
+    def __init__(
+        self, corpus: Corpus, rows: Rows, device: torch.device, *, spellings: int = 4, dropout: float = 0.1
+    ) -> None:
+        """spellings: ways of cutting each text into pieces; the first is the one without dropout."""
+        self.rows, self.device, self.spellings = rows, device, spellings
+        found = [rows.tokens(corpus.texts, dropout=dropout if n else 0.0) for n in range(spellings)]
+        flat = [np.array([*way[clip], rows.eos]) for clip in range(len(corpus)) for way in found]
+        sizes = np.array([len(ids) for ids in flat])
+        self.length = corpus.starts[1:] - corpus.starts[:-1] + sizes.reshape(-1, spellings).max(1) + len(rows.role) + 7
+
+        def put(values: np.ndarray) -> Tensor:
+            return torch.from_numpy(values.astype(np.int64)).to(device)
+
+        self._ids, self._sizes = put(np.concatenate(flat)), put(sizes)
+        self._begins = put(np.cumsum(sizes) - sizes)
+        self._first, self._count = put(corpus.starts[:-1]), put(np.diff(corpus.starts))
+        self._speaker = put(np.array([-1 if who == NOBODY else rows.speakers[who] for who in corpus.speaker]))
+        self.codes = torch.from_numpy(known(corpus.codes, unknown=True)).to(device)  # -1 where not known
+        self._voice = self.codes[self._first, BOOKS]
+        tags = [[NO_THINK, THINK_BOS, THINK_EOS, 0], [THINK, THINK_BOS, LANGUAGES["english"], THINK_EOS]]
+        self._tags, self._role = torch.tensor(tags, device=device), torch.tensor(rows.role, device=device)
+
     def batch(
-        self,
-        corpus: Corpus,
-        numbers: Sequence[int],
-        random: np.random.Generator,
-        *,
-        spoken_from: int,
-        dropout: float = 0.1,
-        streaming: float = 0.5,
+        self, clips: Tensor, length: int, *, streaming: float = 0.5, vectors: float = 0.3, plain: bool = False
     ) -> Batch:
-        """spoken_from: the first frame that has acoustic codes; streaming: the share of clips whose text comes beside the frames, one piece a row, and not before them."""
-        rows = []
-        for number in numbers:
-            text, codec = self.prompt(int(corpus.speaker[number]), tagged=random.random() < 0.5)
-            body = [*self.tokens(corpus.texts[number], dropout=dropout if random.random() < 0.5 else 0.0), self.eos]
-            codes = corpus.clip(number).astype(np.int64)
-            count = len(codes)
-            if random.random() < streaming:
-                beside = (body + [self.pad] * (count + 1))[: count + 1]
-            else:
-                text, codec = text + body, codec + [PAD] * len(body)
-                beside = [self.pad] * (count + 1)
-            before = len(text)
-            frames = np.arange(corpus.starts[number], corpus.starts[number + 1])
-            none = [-1] * before
-            rows.append(
-                (
-                    text + beside,
-                    codec + [BOS] + [-1] * count,
-                    np.concatenate((none, [-1], frames)),
-                    np.concatenate(([IGNORE] * before, codes, [EOS])),
-                    np.concatenate((none, frames, [-1])),
-                )
-            )
-        length = max(len(row[0]) for row in rows)
-        made = []
-        for part, fill in enumerate((self.pad, -1, -1, IGNORE, -1)):
-            table = np.full((len(rows), length), fill, dtype=np.int64)
-            for row, values in enumerate(rows):
-                table[row, : len(values[part])] = values[part]
-            made.append(torch.from_numpy(table))
-        frame = made[4].flatten()
-        spoken = (frame >= spoken_from).nonzero()[:, 0]
-        if len(spoken) > MOST_SPOKEN:
-            spoken = spoken[torch.from_numpy(random.permutation(len(spoken))[:MOST_SPOKEN])]
-        return Batch(*made, wanted=(made[3].flatten() != IGNORE).nonzero()[:, 0], spoken=spoken)
+        """clips int64 [B] on the device; length: rows, at least every clip's own. plain: as in a test, nothing drawn.
+
+        streaming: share of clips whose text comes beside the frames; vectors: of clips of named speakers that have a vector instead.
+        """
+        device, b = self.device, len(clips)
+        chance = torch.rand(4, b, device=device)
+        if plain:
+            chance = torch.ones_like(chance)
+        # No torch.where between a tensor and a number below: it copies the number from the host, which no graph may.
+        tagged, beside = (chance[0] < 0.5).long(), chance[1] < streaming
+        spelling = (chance[2] * 2 * self.spellings).long().masked_fill(chance[2] >= 0.5, 0)
+        way = clips * self.spellings + spelling.clamp_max(self.spellings - 1)
+        speaker = self._speaker[clips].masked_fill(chance[3] < vectors, -1)
+        row = torch.arange(length, device=device)[None]
+        head = len(self.rows.role)
+        tags = (3 + tagged)[:, None]
+        begin = head + tags + 2  # where the text begins
+        size, count, first = self._sizes[way][:, None], self._count[clips][:, None], self._first[clips][:, None]
+        bos = begin + size.masked_fill(beside[:, None], 0)
+        at = row - begin
+        words = self._ids[(self._begins[way][:, None] + at).clamp(0, len(self._ids) - 1)]
+        text = words.masked_fill((at < 0) | (at >= size), self.rows.pad)
+        text = text.masked_fill(row == begin - 1, self.rows.bos)
+        text = torch.where(row < head, self._role[row.clamp_max(head - 1)], text)
+        tag = self._tags[tagged].gather(1, (row - head).clamp(0, 3).expand(b, -1))
+        codec = torch.full_like(text, -1).masked_fill((row >= begin - 1) & (row < bos), PAD)
+        codec = torch.where((row >= head) & (row < head + tags), tag, codec)
+        codec = torch.where(row == head + tags, speaker[:, None], codec)
+        codec = codec.masked_fill(row == bos, BOS)
+        told, wanted = row - bos - 1, row - bos
+        frame = (first + told).masked_fill((told < 0) | (told >= count), -1)
+        next_frame = (first + wanted).masked_fill((wanted < 0) | (wanted >= count), -1)
+        target = self.codes[next_frame.clamp_min(0), 0].masked_fill(next_frame < 0, IGNORE)
+        target = target.masked_fill(wanted == count, EOS)
+        voice = self._voice[clips].masked_fill(speaker >= 0, -1)
+        return Batch(text, codec, frame, next_frame, target, voice, (head + tags)[:, 0])
 
 
-def batches_by_length(corpus: Corpus, numbers: np.ndarray, rows: int, random: np.random.Generator) -> list[np.ndarray]:
-    """All of `numbers` once, in random batches of about `rows` frames, each of clips of similar length."""
-    length = corpus.starts[numbers + 1] - corpus.starts[numbers] + 20
-    order = numbers[np.argsort(length + random.uniform(0, 6, len(numbers)))]
-    length = corpus.starts[order + 1] - corpus.starts[order] + 20
-    made, start = [], 0
-    while start < len(order):
-        stop = start
-        while stop < len(order) and (stop + 1 - start) * length[start : stop + 1].max() <= rows:
-            stop += 1
-        stop = max(stop, start + 1)
-        made.append(order[start:stop])
-        start = stop
-    random.shuffle(made)
-    return made
+def chained(corpus: Corpus, wanted: int, random: np.random.Generator, *, longest: int, spoken: bool) -> Corpus:
+    """Clips that are two or three training clips of one voice, one after the other, up to `longest` frames.
+
+    spoken: in which all books are known, or those without sound.
+    """
+    known = corpus.codes[corpus.starts[:-1], 1] < shape.BOOK_ROWS
+    pool = np.flatnonzero(~corpus.held_out & (known == spoken))
+    key = corpus.speaker[pool].astype(np.int64) * 1_000 + corpus.codes[corpus.starts[pool], BOOKS]
+    groups = [pool[key == value] for value in np.unique(key)]
+    groups = [group for group in groups if len(group) > 1]
+    if not groups:
+        return Corpus(
+            [], *(np.zeros(0, dtype=np.int64),) * 3, np.zeros(1, dtype=np.int64), corpus.codes[:0], np.zeros(0)
+        )
+    share = np.array([len(group) for group in groups], dtype=float)
+    texts, codes, speaker, domain = [], [], [], []
+    for group in random.choice(len(groups), wanted, p=share / share.sum()):
+        some: list[int] = []
+        for clip in random.choice(groups[group], 3):
+            room = sum(len(corpus.clip(n)) for n in [*some, clip]) <= longest
+            if room and (not some or len(some) < random.integers(2, 4)):
+                some.append(int(clip))
+        texts.append(" ".join(corpus.texts[n] for n in some))
+        codes.append(
+            np.concatenate([corpus.clip(n)[:-1] for n in some] + [corpus.clip(some[0])[-1:]])
+            if some
+            else corpus.codes[:1]
+        )
+        speaker.append(corpus.speaker[some[0]] if some else 0)
+        domain.append(bool(some) and bool(corpus.domain[some].all()))
+    kept = [n for n, row in enumerate(codes) if len(row) > 1]
+    return Corpus(
+        [texts[n] for n in kept], np.array([speaker[n] for n in kept]), np.array([domain[n] for n in kept]),
+        np.zeros(len(kept), dtype=bool), np.cumsum([0, *(len(codes[n]) for n in kept)]),
+        np.concatenate([codes[n] for n in kept]), np.full(len(kept), -1),
+    )  # fmt: skip

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aura_omni.models.qwen3_tts import Talker
+from training.tts.corpus import NOBODY
 from training.tts.phones import CODES
 from training.tts.talker_batch import BOS, EOS, PAD, Rows
 
@@ -48,15 +49,21 @@ def speak(
     book_temperature: float = 0.0,
     most: int = 400,
     books: bool = True,
+    vectors: Tensor | None = None,
     seed: int = 0,
 ) -> list[np.ndarray]:
-    """Codes int64 [T, 16] of each text ([T, 1] without books); T = most when it did not end by itself. talker is prepared."""
+    """Codes int64 [T, 16] of each text ([T, 1] without books); T = most when it did not end by itself. talker is prepared.
+
+    vectors [texts, H]: of the voices of texts whose speaker is NOBODY.
+    """
     device = talker.codec_head.weight.device
     random = torch.Generator(device).manual_seed(seed)
     prompts, tails = [], []
-    for text, speaker in zip(texts, speakers, strict=True):
+    voice_rows = []
+    for ids, speaker in zip(rows.tokens(texts), speakers, strict=True):
         words, codec = rows.prompt(speaker, tagged=False)
-        body = [*rows.tokens(text), rows.eos]
+        voice_rows.append(len(codec) - 2 if speaker == NOBODY else None)
+        body = [*ids, rows.eos]
         if streaming:
             words, tail = [*words, body[0]], body[1:]
         else:
@@ -76,6 +83,10 @@ def speak(
         positions[row, gap:] = torch.arange(len(words), device=device)
     x = talker.text(text.flatten())
     x = x + talker.codec_embedding(control.flatten().clamp_min(0)) * (control.flatten() >= 0)[:, None]
+    for row, at in enumerate(voice_rows):
+        if at is not None:
+            assert vectors is not None
+            x.view(batch, longest, -1)[row, longest - len(prompts[row][0]) + at] += vectors[row]
     kv = _GrowingKV(talker.config.decoder.layers, batch)
     kv.mask = (real[:, None] & torch.ones(longest, longest, dtype=torch.bool, device=device).tril())[:, None]
     kv.mask = kv.mask | torch.eye(longest, dtype=torch.bool, device=device)

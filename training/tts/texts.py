@@ -1,7 +1,7 @@
 """What is read aloud: the answers of the small world, everyday small talk, numbers, and general English.
 
 for text in domain(seed=0): ...        # endless, with repetitions
-for text in general(): ...             # finite; needs Debian's wordnet-base and fortunes
+for text in general(0): ...            # finite, as lexicon(0) is; they need Debian's wordnet-base and fortunes
 """
 
 from __future__ import annotations
@@ -317,6 +317,26 @@ def general(seed: int) -> list[str]:
     texts = list(found)
     random.Random(seed).shuffle(texts)
     return texts
+
+
+def lexicon(seed: int) -> list[str]:
+    """Every single word of WordNet, most of them a few at a time, some alone; letters and numbers alone."""
+    words: dict[str, None] = {}
+    for name in ("adj", "adv", "noun", "verb"):
+        for line in (_WORDNET / f"index.{name}").read_text(encoding="utf-8").splitlines():
+            word = line.split(" ", 1)[0]
+            if re.fullmatch("[a-z]{2,14}", word):
+                words[word] = None
+    order = list(words)
+    pick = random.Random(seed)
+    pick.shuffle(order)
+    found = [letter.upper() for letter in "abcdefghijklmnopqrstuvwxyz"] + [str(number) for number in range(121)]
+    found += [word + pick.choice((".", "", "!", "?")) for word in order[:2_500]]
+    while order:
+        some = [order.pop() for _ in range(min(len(order), pick.randrange(2, 6)))]
+        text = pick.choice((", ", " ", " ")).join(some)
+        found.append(text[0].upper() + text[1:] + ".")
+    return list(dict.fromkeys(found))
 
 
 def _keep(text: str, found: dict[str, None]) -> None:
