@@ -96,7 +96,7 @@ def assemble(config: Config) -> Stages:
     Raises CheckpointError, DoesNotFit or ConfigError; what can be known from configurations alone is refused before weights are
     read.
     """
-    if any(nano.is_packaged(stage.model) for stage in config.stages):
+    if any(nano.is_random(stage.model) for stage in config.stages):
         log.warning("%s", nano.NOTICE)
     sites = {stage.name: _site(stage) for stage in config.stages}
     pages = _share_out(list(sites.values()))

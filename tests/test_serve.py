@@ -59,8 +59,8 @@ def server(tmp_path_factory):
     """The reference command line, with the tiny family in the place of the published checkpoints."""
     folder = tmp_path_factory.mktemp("serve")
     deploy = folder / "aura_omni.yaml"
-    text = (ROOT / "aura_omni/deploy/nano.yaml").read_text()
-    for name, home in (("nano:asr", "asr"), ("nano:aura", "aura"), ("nano:tts", "tts_custom_voice")):
+    text = (ROOT / "aura_omni/deploy/tiny.yaml").read_text()
+    for name, home in (("tiny:asr", "asr"), ("tiny:aura", "aura"), ("tiny:tts", "tts_custom_voice")):
         text = text.replace(name, str(family() / home))
     deploy.write_text(text)
     command = [
@@ -357,15 +357,15 @@ def test_the_readme_python_runs(server, tmp_path):
     assert done.stdout.strip()
 
 
-def test_serve_alone_starts_the_tiny_family_and_says_what_it_is(tmp_path, monkeypatch):
+def test_the_tiny_family_says_what_it_is(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    server = Server(log=tmp_path / "log")
+    server = Server("--deploy-config", "tiny.yaml", log=tmp_path / "log")
     try:
         server.wait()
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
-            assert [model.id for model in client.models.list()] == ["aura-nano"]
+            assert [model.id for model in client.models.list()] == ["aura-tiny"]
             choice = client.chat.completions.create(
-                model="aura-nano", messages=[{"role": "user", "content": "hello"}]
+                model="aura-tiny", messages=[{"role": "user", "content": "hello"}]
             ).choices[0]
             assert choice.message.content
     finally:
