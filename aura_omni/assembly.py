@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 from aura_omni import nano
 from aura_omni.config import Config, StageConfig, check_free_memory, cuda_index
+from aura_omni.engine.lane import Lane
 from aura_omni.engine.loader import Checkpoint, weight_bytes
 from aura_omni.engine.memory import StageNeeds, plan_pages
 from aura_omni.engine.runner import ArRunner
+from aura_omni.engine.seats import Seats
 from aura_omni.engine.stage_model import Runner, StageModel
 from aura_omni.flow import Sampling, StageName
 from aura_omni.models.codec import CodecDecoder
@@ -35,6 +37,7 @@ T = TypeVar("T")
 
 PAGE_SIZE = 16
 URGENCY: tuple[StageName, ...] = ("code2wav", "talker", "aura", "asr")  # an audio deadline goes before a prefill
+URGENT: frozenset[StageName] = frozenset({"code2wav", "talker"})  # on the device
 REFERENCES_KEPT = 64  # voices; each is a vector and a few hundred codes
 WAITING_PER_SLOT = 16  # requests that may wait for each of a stage's max_num_seqs
 CPU_BYTES = 2 << 30  # what the fractions are of without CUDA
@@ -124,7 +127,9 @@ def assemble(config: Config) -> Stages:
         aura=think,
         speech=speech,
         ar_runners={
-            name: _runner(model, sites[name], pages[name]) for name, model in models.items() if model is not None
+            name: _runner(model, sites[name], pages[name], _usual(sites[name], defaults[name], speech))
+            for name, model in models.items()
+            if model is not None
         },
         defaults=defaults,
     )
@@ -147,13 +152,13 @@ def _site(stage: StageConfig) -> _Site:
         return _Site(stage, checkpoint, device, dtype, None, 0, _needs(stage, networks, dtype, fixed=fixed))
     if stage.name == "asr":
         hearing = AsrStage.network_of(checkpoint)
-        return _ar_site(stage, checkpoint, device, dtype, [hearing], hearing.decoder)
+        return _ar_site(stage, checkpoint, device, dtype, [hearing], hearing.decoder, hearing.config.vocabulary)
     if stage.name == "aura":
         seeing = AuraStage.network_of(checkpoint)
-        return _ar_site(stage, checkpoint, device, dtype, [seeing], seeing.decoder)
+        return _ar_site(stage, checkpoint, device, dtype, [seeing], seeing.decoder, seeing.config.vocabulary)
     talker, speaker = TalkerStage.networks_of(checkpoint)
     voices: list[nn.Module] = [talker] if speaker is None else [talker, speaker]
-    return _ar_site(stage, checkpoint, device, dtype, voices, talker.decoder)
+    return _ar_site(stage, checkpoint, device, dtype, voices, talker.decoder, talker.config.codec_vocab)
 
 
 def _ar_site(
@@ -163,10 +168,12 @@ def _ar_site(
     dtype: torch.dtype,
     networks: list[nn.Module],
     decoder: Decoder,
+    vocabulary: int,
 ) -> _Site:
     positions = decoder.config.max_positions
     length = min(stage.max_model_len or positions, positions)
-    needs = _needs(stage, networks, dtype, kv=decoder.kv_bytes_per_token(dtype), length=length)
+    seats = Seats.bytes(stage.max_num_seqs, hidden=decoder.config.hidden, vocabulary=vocabulary, dtype=dtype)
+    needs = _needs(stage, networks, dtype, kv=decoder.kv_bytes_per_token(dtype), length=length, fixed=seats)
     return _Site(stage, checkpoint, device, dtype, decoder, length, needs)
 
 
@@ -231,7 +238,15 @@ def _graphs(device: torch.device, stage: StageConfig) -> bool:
     return device.type == "cuda" and not stage.enforce_eager
 
 
-def _runner(model: StageModel, site: _Site, pages: int) -> ArRunner:
+def _usual(site: _Site, default: Sampling, speech: Speech | None) -> tuple[Sampling, Sampling]:
+    """What requests that set nothing sample with, and the Talker's code predictor."""
+    sampling = default.merged(site.config.sampling)
+    if site.config.name != "talker" or speech is None:
+        return sampling, Sampling(temperature=0.0)
+    return TalkerStage.bounded(sampling), speech.predictor
+
+
+def _runner(model: StageModel, site: _Site, pages: int, usual: tuple[Sampling, Sampling]) -> ArRunner:
     stage = site.config
     return ArRunner(
         model,
@@ -243,6 +258,8 @@ def _runner(model: StageModel, site: _Site, pages: int) -> ArRunner:
         max_waiting=WAITING_PER_SLOT * stage.max_num_seqs,
         prefix_caching=stage.enable_prefix_caching,
         graphs=_graphs(site.device, stage),
+        usual=usual,
+        lane=Lane(site.device, urgent=stage.name in URGENT),
     )
 
 
@@ -255,10 +272,7 @@ def _load_aura(site: _Site) -> AuraStage:
 
 
 def _load_talker(site: _Site) -> TalkerStage:
-    stage = TalkerStage.load(site.checkpoint, device=site.device, dtype=site.dtype, max_model_len=site.max_model_len)
-    if _graphs(site.device, site.config):
-        stage.capture(site.config.max_num_seqs)
-    return stage
+    return TalkerStage.load(site.checkpoint, device=site.device, dtype=site.dtype, max_model_len=site.max_model_len)
 
 
 def _speech(config: Config, talker: TalkerStage, codec: tuple[CodecDecoder, CodecEncoder]) -> Speech:
@@ -267,7 +281,13 @@ def _speech(config: Config, talker: TalkerStage, codec: tuple[CodecDecoder, Code
     device = next(encoder.parameters()).device
     return Speech(
         talker=talker,
-        vocoder=VocoderRunner(decoder, max_num_seqs=slots, max_waiting=WAITING_PER_SLOT * slots),
+        vocoder=VocoderRunner(
+            decoder,
+            max_num_seqs=slots,
+            max_waiting=WAITING_PER_SLOT * slots,
+            graphs=_graphs(device, config.stage("code2wav")),
+            lane=Lane(device, urgent="code2wav" in URGENT),
+        ),
         predictor=predictor_sampling(talker.predictor_sampling, config.stage("talker").subtalker),
         encode=lambda samples: encoder.encode(torch.from_numpy(samples).to(device)),
         references=ReferenceStore(REFERENCES_KEPT),

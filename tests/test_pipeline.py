@@ -63,7 +63,7 @@ def test_a_failing_stage_ends_its_turn_with_an_error(pipeline, monkeypatch):
         raise RuntimeError("out of memory, say")
 
     with monkeypatch.context() as patch:
-        patch.setattr(talker, "advance", fail)
+        patch.setattr(talker, "complete", fail)
         turn = ask(pipeline, spoken())
     assert turn.end.reason == "error"
     assert isinstance(turn.end.error, EngineError)

@@ -128,7 +128,7 @@ def test_turns_together_equal_turns_alone(pipeline):
         pipeline.submit(request(number), listener)
     for one, other in zip(alone, together, strict=True):
         assert other.wait().text == one.text
-        np.testing.assert_allclose(other.samples, one.samples, atol=1e-5)
+        np.testing.assert_allclose(other.samples, one.samples, atol=5e-5)
     assert len({turn.text for turn in alone}) > 5
 
 

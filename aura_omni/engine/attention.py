@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aura_omni.engine.lane import sent
 from aura_omni.engine.sequence import Batch
 from aura_omni.models.layers import KeyValues
 
@@ -22,8 +23,8 @@ from aura_omni.models.layers import KeyValues
 class PagedKV:
     """keys, values: [layers, pages + 1, page_size, kv_heads, head_dim]. Which rows a page holds is `kv_cache`'s business.
 
-    The page after the last is never written and stays zero: what a shorter sequence is padded with. Rows of other
-    sequences would not do, as a weight of zero times infinity is not zero.
+    The page after the last belongs to no sequence: a shorter one is padded with it, and padded rows of a step write there.
+    Rows of other sequences would not do, as a weight of zero times infinity is not zero.
     """
 
     def __init__(
@@ -40,33 +41,47 @@ class PagedKV:
         shape = (layers, pages + 1, page_size, kv_heads, head_dim)
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
-        self.page_size, self.zero_page, self.device = page_size, pages, device
+        self.page_size, self.spare_page, self.device = page_size, pages, device
 
     def step(self, batch: Batch) -> KeyValues:
-        """Who attends to whom in one step. The kernels are chosen here, by `device`."""
+        """Who attends to whom in a step of any rows."""
+        slot, chunks = self.chunk_numbers(batch, rows=batch.rows, chunks=len(batch.sequences))
+        return self.chunk_step(sent(slot, self.device), sent(chunks, self.device), most_rows=max(batch.counts))
+
+    def chunk_numbers(self, batch: Batch, *, rows: int, chunks: int) -> tuple[np.ndarray, np.ndarray]:
+        """For `chunk_step`: slot int64 [rows] and chunks int32 [chunks, 3 + P]; what the batch does not fill is nobody's."""
+        size, widest = self.page_size, max(len(sequence.pages) for sequence in batch.sequences)
+        slot = np.full(rows, self.spare_page * size, np.int64)
+        numbers = np.zeros((chunks, 3 + widest), np.int32)
+        numbers[:, 3:] = self.spare_page
+        begin = 0
+        for row, (sequence, start, count) in enumerate(zip(batch.sequences, batch.starts, batch.counts, strict=True)):
+            numbers[row, :3] = begin, count, start
+            numbers[row, 3 : 3 + len(sequence.pages)] = sequence.pages
+            places = np.arange(start, start + count)
+            slot[begin : begin + count] = numbers[row, 3 + places // size].astype(np.int64) * size + places % size
+            begin += count
+        return slot, numbers
+
+    def chunk_step(self, slot: Tensor, chunks: Tensor, *, most_rows: int) -> KeyValues:
+        """A step of rows of several sequences, from tensors and, on CUDA, fit for a graph. The kernels are chosen here.
+
+        slot int64 [N]: where the rows' keys go; chunks int32 [C, 3 + P]: of each sequence its first row in the step, how many
+        follow, the number of the first in the sequence, and its pages. most_rows: no chunk has more.
+        """
         if self.device.type == "cuda":
-            return paged().PagedStep(self.keys, self.values, batch, self.zero_page)
-        return _SdpaStep(self, batch)
+            return paged().PagedStep(self.keys, self.values, slot, chunks, most_rows)
+        return _SdpaStep(self, slot, chunks)
 
-    def decode_step(self, numbers: Tensor) -> KeyValues:
-        """A step of one row per sequence, from a tensor alone and so fit for a CUDA graph: numbers as `decode_numbers`."""
-        return paged().DecodeStep(self.keys, self.values, numbers)
+    def decode_step(self, slot: Tensor, length: Tensor, table: Tensor) -> KeyValues:
+        """A step of one row per sequence, from tensors alone and so, on CUDA, fit for a graph.
 
-    def decode_numbers(self, batch: Batch) -> np.ndarray:
-        """int32 [B, 2 + P] of a batch of one row per sequence: slot of the row, rows to attend to, pages of the sequence."""
-        widest = max(len(sequence.pages) for sequence in batch.sequences)
-        numbers = np.full((len(batch.sequences), 2 + widest), self.zero_page, np.int32)
-        for row, (sequence, start) in enumerate(zip(batch.sequences, batch.starts, strict=True)):
-            pages = sequence.pages
-            numbers[row, 0] = pages[start // self.page_size] * self.page_size + start % self.page_size
-            numbers[row, 1] = start + 1
-            numbers[row, 2 : 2 + len(pages)] = pages
-        return numbers
-
-    @property
-    def idle_numbers(self) -> np.ndarray:
-        """int32 [1, 2]: a row that belongs to nobody. On CUDA the zero page is only what padded rows write to."""
-        return np.array([[self.zero_page * self.page_size, 1]], np.int32)
+        slot int64 [B]: where the rows' keys go; length int32 [B]: rows that each attends to, its own included; table int32
+        [B, P]: pages of the sequences, anything beyond them.
+        """
+        if self.device.type == "cuda":
+            return paged().DecodeStep(self.keys, self.values, slot, length, table)
+        return _SdpaDecode(self, slot, length, table)
 
 
 @cache
@@ -88,58 +103,25 @@ class _Stretch:
 
 
 class _SdpaStep:
-    """PyTorch's own attention: rows of one-row sequences together, padded to the longest; the rest one by one.
+    """PyTorch's own attention, one sequence after another. All index tensors are made once per step."""
 
-    A slot is a row of the flattened pages: page * page_size + row in page. All index tensors are made once per step.
-    """
-
-    def __init__(self, kv: PagedKV, batch: Batch) -> None:
+    def __init__(self, kv: PagedKV, slot: Tensor, chunks: Tensor) -> None:
         self._keys, self._values = kv.keys.flatten(1, 2), kv.values.flatten(1, 2)
+        self._written = slot
         self._stretches: list[_Stretch] = []
-        singles: list[int] = []  # sequences with one row in the step
-        single_rows: list[int] = []  # and which row that is
-        written: list[Tensor] = []
-        widest = max(len(sequence.pages) for sequence in batch.sequences)
-        table = torch.tensor(
-            [sequence.pages + [kv.zero_page] * (widest - len(sequence.pages)) for sequence in batch.sequences]
-        )
-        slots = (table[:, :, None] * kv.page_size + torch.arange(kv.page_size)).flatten(1)
-        begin = 0
-        for index, (start, count) in enumerate(zip(batch.starts, batch.counts, strict=True)):
-            written.append(slots[index, start : start + count])
-            if count == 1:
-                singles.append(index)
-                single_rows.append(begin)
-            else:
+        for numbers in chunks:
+            begin, count, start = numbers[:3].tolist()
+            if count:
+                slots = _slots(numbers[None, 3:], kv.page_size)[:, : start + count]
                 mask = torch.ones(count, start + count, dtype=torch.bool, device=kv.device).tril(start)
-                context = slots[index : index + 1, : start + count].to(kv.device)
-                self._stretches.append(_Stretch(begin, begin + count, context, mask if start else None))
-            begin += count
-        self._written = torch.cat(written).to(kv.device)
-        self._single_rows = torch.tensor(single_rows, dtype=torch.int64, device=kv.device)
-        if singles:
-            lengths = torch.tensor([batch.starts[index] + 1 for index in singles])
-            longest = int(lengths.max())
-            inside = torch.arange(longest) < lengths[:, None]
-            context = torch.where(inside, slots[singles, :longest], kv.zero_page * kv.page_size)
-            self._single_slots = context.to(kv.device)
-            self._single_mask = inside[:, None, None].to(kv.device)
+                self._stretches.append(_Stretch(begin, begin + count, slots, mask if start else None))
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """As `KeyValues.attend`."""
         keys, values = self._keys[layer], self._values[layer]
         keys.index_copy_(0, self._written, k)
         values.index_copy_(0, self._written, v)
-        out = torch.empty_like(q)
-        if len(self._single_rows):
-            # The heads that share a key head are queries of one row: all see the same rows, and no key is copied for them.
-            attended = F.scaled_dot_product_attention(
-                q[self._single_rows].unflatten(1, (k.shape[1], -1)),
-                _gather(keys, self._single_slots),
-                _gather(values, self._single_slots),
-                attn_mask=self._single_mask,
-            )
-            out[self._single_rows] = attended.flatten(1, 2)
+        out = torch.zeros_like(q)  # rows that are nobody's are written to the spare page, and must be finite there
         for stretch in self._stretches:
             attended = F.scaled_dot_product_attention(
                 q[stretch.begin : stretch.end].transpose(0, 1).unsqueeze(0),
@@ -151,6 +133,38 @@ class _SdpaStep:
             )
             out[stretch.begin : stretch.end] = attended.squeeze(0).transpose(0, 1)
         return out
+
+
+class _SdpaDecode:
+    """PyTorch's own attention for one row of each sequence, all together, padded to the longest."""
+
+    def __init__(self, kv: PagedKV, slot: Tensor, length: Tensor, table: Tensor) -> None:
+        self._keys, self._values = kv.keys.flatten(1, 2), kv.values.flatten(1, 2)
+        self._written = slot
+        longest = int(length.max())
+        inside = torch.arange(longest, device=kv.device) < length[:, None]
+        slots = _slots(table, kv.page_size)[:, :longest]
+        self._slots = torch.where(inside, slots, kv.spare_page * kv.page_size)
+        self._mask = inside[:, None, None]
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """As `KeyValues.attend`."""
+        keys, values = self._keys[layer], self._values[layer]
+        keys.index_copy_(0, self._written, k)
+        values.index_copy_(0, self._written, v)
+        # The heads that share a key head are queries of one row: all see the same rows, and no key is copied for them.
+        attended = F.scaled_dot_product_attention(
+            q.unflatten(1, (k.shape[1], -1)),
+            _gather(keys, self._slots),
+            _gather(values, self._slots),
+            attn_mask=self._mask,
+        )
+        return attended.flatten(1, 2)
+
+
+def _slots(table: Tensor, page_size: int) -> Tensor:
+    """Pages int [B, P] -> their slots int64 [B, P * page_size]. A slot is a row of the flattened pages."""
+    return (table[:, :, None].long() * page_size + torch.arange(page_size, device=table.device)).flatten(1)
 
 
 def _gather(rows: Tensor, slots: Tensor) -> Tensor:

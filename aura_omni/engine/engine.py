@@ -1,7 +1,8 @@
 """The loop: one thread that owns the device and steps the stages, the most urgent first.
 
 Knows runners, not what they run. Whoever wants something of a runner posts a function, which the loop calls between two
-steps; so runners, stage models and listeners need no locks.
+steps; so runners, stage models and listeners need no locks. Steps do not wait for the device, so the stages share it; only
+when no runner has anything to do but wait does the loop look again a little later.
 
     with Engine({"code2wav": code2wav, "talker": talker, "aura": aura, "asr": asr}) as engine:
         engine.post(lambda: aura.add(sequence))
@@ -23,6 +24,7 @@ from aura_omni.errors import AuraError, EngineError, Unavailable
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+LOOK_AGAIN_S = 20e-6  # while the device computes; the system's timer makes it some 70 microseconds
 _Phase = Literal["new", "running", "closing", "ended"]
 
 
@@ -129,7 +131,10 @@ class Engine:
         while True:
             with self._wake:
                 if not worked:
-                    self._wake.wait_for(lambda: self._inbox or self._phase == "closing")
+                    flying = any(runner.flying for runner in self._runners.values())
+                    self._wake.wait_for(
+                        lambda: self._inbox or self._phase == "closing", LOOK_AGAIN_S if flying else None
+                    )
                 if self._phase == "closing":
                     return
             self._drain()

@@ -1,15 +1,15 @@
 """A function of tensors as CUDA graphs, one for each batch size that occurs.
 
-A graph replays hundreds of launches as one, and demands that shapes and addresses never change: so the batch is padded to the
-next of a few sizes, and inputs are copied into tensors that stay.
+A graph replays hundreds of launches as one, and demands that shapes and addresses never change: so inputs are copied into
+tensors that stay, and the caller pads the batch to the next of a few sizes.
 
-    step = Graphed(decode, pads=(x_row, number_row), sizes=(1, 2, 4, 8))
-    hidden, logits = step(x, numbers)          # x [3, H], numbers [3, P]: runs the graph of 4 rows, returns 3
+    step = Graphed(decode, rows=(number_row,), sizes=(1, 2, 4, 8))
+    outputs = step(numbers, how=how)          # numbers [4, n] of 3 sequences and one that is nobody's
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +20,14 @@ from torch import Tensor
 class _Capture:
     graph: torch.cuda.CUDAGraph
     inputs: tuple[Tensor, ...]
-    outputs: tuple[Tensor, ...]
+    output: Tensor
+
+
+class GraphPool:
+    """Memory that graphs share which never run at the same time."""
+
+    def __init__(self) -> None:
+        self.handle = torch.cuda.graph_pool_handle()
 
 
 def sizes_up_to(most: int) -> tuple[int, ...]:
@@ -29,50 +36,66 @@ def sizes_up_to(most: int) -> tuple[int, ...]:
 
 
 class Graphed:
-    """All on one device and thread. Outputs are views of tensors that the next call overwrites."""
+    """All in one lane, whose stream is current at every call. The output is overwritten by the next call."""
 
     def __init__(
-        self, function: Callable[..., tuple[Tensor, ...]], *, pads: Sequence[Tensor], sizes: Sequence[int]
+        self,
+        function: Callable[..., Tensor],
+        *,
+        rows: Sequence[Tensor],
+        sizes: Iterable[int],
+        pool: GraphPool,
+        fixed: Sequence[Tensor] = (),
     ) -> None:
-        """function(*tensors, **options): tensors have the batch first, options are hashable and each set has its own graphs.
+        """function(*tensors, **options): first tensors with the batch first, then those that are fixed in shape; options are
+        hashable and each set has its own graphs.
 
-        pads: for each tensor one row [1, ...] of full width, such that a padded row does no harm.
+        rows, fixed: for each tensor one row [1, ...], or itself, of full width and such that it does no harm; pool: memory
+        shared by what runs in one lane.
         """
-        self._function, self._pads, self._sizes = function, tuple(pads), sorted(sizes)
+        self._function, self._rows, self._fixed = function, tuple(rows), tuple(fixed)
+        self._sizes, self._pool = sorted(sizes), pool
         self._captures: dict[Hashable, _Capture] = {}
-        self._pool = torch.cuda.graph_pool_handle()
+
+    def size(self, count: int) -> int:
+        """The number of rows that a batch of `count` is padded to."""
+        return next(size for size in self._sizes if size >= count)
 
     def prepare(self, **options: Hashable) -> None:
         """Capture every size now, so that no request waits for it. Largest first: the smaller ones reuse its memory."""
         for size in reversed(self._sizes):
             self._captured(size, options)
 
-    def __call__(self, *tensors: Tensor, **options: Hashable) -> tuple[Tensor, ...]:
-        """tensors [B, ...], B at most the largest size; their second dimension may be narrower than the pad's."""
-        count = tensors[0].shape[0]
-        size = next(size for size in self._sizes if size >= count)
-        capture = self._captured(size, options)
-        for static, given, pad in zip(capture.inputs, tensors, self._pads, strict=True):
-            static[:count, : given.shape[1]].copy_(given)
-            if count < size:
-                static[count:] = pad
+    def __call__(self, *tensors: Tensor, **options: Hashable) -> Tensor:
+        """tensors [B, ...] on the host (pinned) or the device, B one of the sizes.
+
+        Their second dimension may be narrower than the row's, and a tensor may lack the last rows of the batch: there the
+        function sees what earlier calls left.
+        """
+        capture = self._captured(max(len(tensor) for tensor in tensors[: len(self._rows)]), options)
+        for static, given in zip(capture.inputs, tensors, strict=True):
+            static[: len(given), : given.shape[1]].copy_(given, non_blocking=True)
         capture.graph.replay()
-        return tuple(output[:count] for output in capture.outputs)
+        return capture.output
 
     @torch.inference_mode()
     def _captured(self, size: int, options: dict[str, Hashable]) -> _Capture:
         key = (size, *options.items())
         if key not in self._captures:
-            inputs = tuple(pad.repeat(size, *[1] * (pad.dim() - 1)) for pad in self._pads)
-            # Libraries set themselves up on their first calls, which a graph must not record.
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                for _ in range(2):
-                    self._function(*inputs, **options)
-            torch.cuda.current_stream().wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                outputs = self._function(*inputs, **options)
-            self._captures[key] = _Capture(graph, inputs, outputs)
+            batch = [row.repeat(size, *[1] * (row.dim() - 1)) for row in self._rows]
+            inputs = (*batch, *(tensor.clone() for tensor in self._fixed))
+            graph, output = recorded(lambda: self._function(*inputs, **options), self._pool)
+            self._captures[key] = _Capture(graph, inputs, output)
         return self._captures[key]
+
+
+def recorded(function: Callable[[], Tensor], pool: GraphPool) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    """The function as a graph, and where a replay leaves its result."""
+    # Libraries set themselves up on their first calls, which a graph must not record.
+    for _ in range(2):
+        function()
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    # On the lane's own stream: its priority and its libraries' workspaces go into the graph.
+    with torch.cuda.graph(graph, pool=pool.handle, stream=stream, capture_error_mode="thread_local"):
+        output = function()
+    return graph, output

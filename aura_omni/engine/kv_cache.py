@@ -68,9 +68,12 @@ class KVCache:
         sequence.computed = len(hits) * self.page_size
         return True
 
-    def extend(self, sequence: Sequence) -> bool:
-        """Make room for all tokens of the sequence. False, and nothing changed, when there are too few free pages."""
-        fresh = self._pages_for(sequence.length) - len(sequence.pages)
+    def extend(self, sequence: Sequence, *, ahead: int = 0) -> bool:
+        """Make room for all tokens of the sequence, and for so many more. False, and nothing changed, when there are too few
+        free pages."""
+        fresh = self._pages_for(sequence.length + ahead) - len(sequence.pages)
+        if fresh <= 0:
+            return True
         if fresh > self.free:
             return False
         sequence.pages.extend(self._take() for _ in range(fresh))

@@ -51,7 +51,7 @@ def _pages(device_bytes: int, stage: StageNeeds, page_size: int) -> int:
     share = int(device_bytes * stage.fraction)
     fixed = stage.weight_bytes + stage.activation_bytes
     page_bytes = page_size * stage.kv_bytes_per_token
-    # One page more than can be used is allocated: the zero page of `PagedKV`.
+    # One page more than can be used is allocated: the spare page of `PagedKV`.
     least = (-(-stage.max_model_len // page_size) + 1) * page_bytes
     pages = (share - fixed) // page_bytes - 1 if page_bytes else 0
     if share >= fixed + least:

@@ -1,4 +1,4 @@
-"""Attention over paged keys and values on CUDA: two Triton kernels, for rows of decoding and for chunks of prefill.
+"""Attention over paged keys and values on CUDA: Triton kernels for rows of decoding and for chunks of prefill.
 
 PyTorch's own attention needs each sequence's keys gathered and padded first, which copies the whole context in every layer
 of every step and depends on lengths that the host must know. These read the pages in place through a table on the device,
@@ -10,17 +10,33 @@ over several programs and combine ("Flash-Decoding", 2023).
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from aura_omni.engine.sequence import Batch
-
 BLOCK_KEYS = 64
 SPLITS = 16  # programs that share the context of one decode row and key head
 CHUNK_ROWS = 64  # rows of a prefill chunk that one program takes
+
+
+@triton.jit
+def _store_kernel(k_ptr, v_ptr, slots_ptr, keys, values, k_width, v_width, size, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots_ptr + row)
+    part = tl.arange(0, BLOCK)
+    inside = part < size
+    tl.store(keys + slot * size + part, tl.load(k_ptr + row * k_width + part, mask=inside), mask=inside)
+    tl.store(values + slot * size + part, tl.load(v_ptr + row * v_width + part, mask=inside), mask=inside)
+
+
+def store(k: Tensor, v: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+    """k, v [N, kv_heads, D], rows of any stride, into slots int64 [N] of keys, values [slots, kv_heads, D]."""
+    rows, kv_heads, dim = k.shape
+    size = kv_heads * dim
+    _store_kernel[(rows,)](
+        k, v, slots, keys, values, k.stride(0), v.stride(0), size, BLOCK=triton.next_power_of_2(size)
+    )  # fmt: skip
 
 
 @triton.jit
@@ -159,65 +175,35 @@ def prefill(
 class DecodeStep:
     """A `models.layers.KeyValues` of one row per sequence. Tensors only: it may be recorded in a CUDA graph."""
 
-    def __init__(self, keys: Tensor, values: Tensor, numbers: Tensor) -> None:
-        """keys, values [layers, pages, page_size, kv_heads, D]; numbers as `PagedKV.decode_numbers` has them."""
+    def __init__(self, keys: Tensor, values: Tensor, slot: Tensor, length: Tensor, table: Tensor) -> None:
+        """keys, values [layers, pages, page_size, kv_heads, D]; the rest as `PagedKV.decode_step` has them."""
         self._page_size = keys.shape[2]
         self._keys, self._values = keys.flatten(1, 2), values.flatten(1, 2)
-        self._written = numbers[:, 0].long()
-        self._lengths, self._table = numbers[:, 1].contiguous(), numbers[:, 2:]
+        self._written, self._lengths, self._table = slot, length, table
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = self._keys[layer], self._values[layer]
-        keys.index_copy_(0, self._written, k)
-        values.index_copy_(0, self._written, v)
+        store(k, v, self._written, keys, values)
         return decode(q, keys, values, self._table, self._lengths, self._page_size)
 
 
 class PagedStep:
-    """A `models.layers.KeyValues` of any step: sequences with one row, and chunks of several."""
+    """A `models.layers.KeyValues` of chunks of several sequences. Tensors only: it may be recorded in a CUDA graph."""
 
-    def __init__(self, keys: Tensor, values: Tensor, batch: Batch, spare_page: int) -> None:
-        self._page_size = page_size = keys.shape[2]
+    def __init__(self, keys: Tensor, values: Tensor, slot: Tensor, chunks: Tensor, most_rows: int) -> None:
+        """keys, values [layers, pages, page_size, kv_heads, D]; the rest as `PagedKV.chunk_step` has them."""
+        self._page_size = keys.shape[2]
         self._keys, self._values = keys.flatten(1, 2), values.flatten(1, 2)
-        counts, starts = np.array(batch.counts, np.int32), np.array(batch.starts, np.int32)
-        begins = np.concatenate(([0], counts.cumsum()[:-1])).astype(np.int32)
-        table = np.full((len(counts), max(len(sequence.pages) for sequence in batch.sequences)), spare_page, np.int32)
-        for row, sequence in enumerate(batch.sequences):
-            table[row, : len(sequence.pages)] = sequence.pages
-        written = np.concatenate(
-            [
-                table[row, np.arange(start, start + count) // page_size].astype(np.int64) * page_size
-                + np.arange(start, start + count) % page_size
-                for row, (start, count) in enumerate(zip(starts, counts, strict=True))
-            ]
-        )
-
-        def there(array: np.ndarray) -> Tensor:
-            return torch.from_numpy(np.ascontiguousarray(array)).to(keys.device, non_blocking=True)
-
-        singles, chunks = np.flatnonzero(counts == 1), np.flatnonzero(counts > 1)
-        self._written = there(written)
-        self._single_rows = there(begins[singles].astype(np.int64)) if len(singles) else None
-        self._single_table, self._single_lengths = there(table[singles]), there(starts[singles] + 1)
-        self._most_rows = int(counts.max())
-        self._chunks = {
-            "table": there(table[chunks]),
-            "begins": there(begins[chunks]),
-            "counts": there(counts[chunks]),
-            "starts": there(starts[chunks]),
-        }
-        self._any_chunks = len(chunks) > 0
+        self._written, self._table, self._most_rows = slot, chunks[:, 3:], most_rows
+        self._begins, self._counts, self._starts = chunks[:, :3].T.contiguous()
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values, page_size = self._keys[layer], self._values[layer], self._page_size
-        keys.index_copy_(0, self._written, k)
-        values.index_copy_(0, self._written, v)
-        if not self._any_chunks:
-            return decode(q, keys, values, self._single_table, self._single_lengths, page_size)
+        keys, values = self._keys[layer], self._values[layer]
+        store(k, v, self._written, keys, values)
         q = q.contiguous()
         out = torch.empty_like(q)
-        prefill(q, keys, values, out, **self._chunks, most_rows=self._most_rows, page_size=page_size)
-        if self._single_rows is not None:
-            rows = q[self._single_rows]
-            out[self._single_rows] = decode(rows, keys, values, self._single_table, self._single_lengths, page_size)
+        prefill(
+            q, keys, values, out, table=self._table, begins=self._begins, counts=self._counts, starts=self._starts,
+            most_rows=self._most_rows, page_size=self._page_size,
+        )  # fmt: skip
         return out

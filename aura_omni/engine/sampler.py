@@ -3,13 +3,12 @@
 The random numbers are a hash of (seed, step, stream, token id), so a request's tokens do not depend on who shares its
 batch or on the device, and there is no generator state to carry. A draw is the argmax of logits plus Gumbel noise.
 
-    ids = pick(constrain(logits, constraints), Draw.of(samplings, seeds, steps, device))
+    ids = pick(logits, Draw.of(samplings, seeds, steps, device))
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import cache
@@ -20,7 +19,8 @@ from torch import Tensor
 
 from aura_omni.flow import Sampling
 
-_MASK = 0xFFFFFFFF
+MASK = 0xFFFFFFFF  # of a seed: the hash is of 32 bits
+_LEAST_TOP_K = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,30 @@ class Filters:
     """What some row of a batch uses. Known on the host, so that what nobody uses costs nothing and no draw waits for the device."""
 
     random: bool  # some temperature is above 0
-    top_k: int  # the largest; 0: none
+    top_k: int  # at least the largest; 0: none
     top_p: bool
     min_p: bool
+
+    @classmethod
+    def of(cls, sampling: Iterable[Sampling]) -> Filters:
+        random = [row for row in sampling if row.temperature > 0]
+        largest = max((max(row.top_k, 0) for row in random), default=0)
+        return cls(
+            random=bool(random),
+            # Few values, since steps that differ in it are different CUDA graphs.
+            top_k=max(_LEAST_TOP_K, 1 << (largest - 1).bit_length()) if largest else 0,
+            top_p=any(row.top_p < 1 for row in random),
+            min_p=any(row.min_p > 0 for row in random),
+        )
+
+    def __or__(self, other: Filters) -> Filters:
+        """What either uses; a row does not notice filters that only others use."""
+        return Filters(
+            self.random or other.random,
+            max(self.top_k, other.top_k),
+            self.top_p or other.top_p,
+            self.min_p or other.min_p,
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,104 +68,16 @@ class Draw:
 
     @classmethod
     def of(cls, sampling: Seq[Sampling], seeds: Seq[int], steps: Seq[int], device: torch.device) -> Draw:
-        random = [row for row in sampling if row.temperature > 0]
+        integers = [
+            (max(row.top_k, 0), seed & MASK, step) for row, seed, step in zip(sampling, seeds, steps, strict=True)
+        ]
         return cls(
             floats=torch.tensor([(row.temperature, row.top_p, row.min_p) for row in sampling]).to(
                 device, torch.float32
             ),
-            integers=torch.tensor(
-                [
-                    (max(row.top_k, 0), seed & _MASK, step)
-                    for row, seed, step in zip(sampling, seeds, steps, strict=True)
-                ]
-            ).to(device),
-            filters=Filters(
-                random=bool(random),
-                top_k=max((max(row.top_k, 0) for row in random), default=0),
-                top_p=any(row.top_p < 1 for row in random),
-                min_p=any(row.min_p > 0 for row in random),
-            ),
+            integers=torch.tensor(integers).to(device),
+            filters=Filters.of(sampling),
         )
-
-
-class Constraints:
-    """What bias, bans and penalties do to one request's logits, given what it has said so far. Plain Python."""
-
-    def __init__(self, sampling: Sampling, *, prompt: Iterable[int], stop_ids: Iterable[int]) -> None:
-        """prompt: the ids that the repetition penalty counts besides the outputs (none for the Talker)."""
-        self.sampling = sampling
-        self.stop_ids = frozenset(stop_ids)
-        self.outputs: Counter[int] = Counter()
-        self.seen = set(prompt) if sampling.repetition_penalty != 1 else set()
-        self._generated = 0
-
-    @staticmethod
-    def needed(sampling: Sampling) -> bool:
-        return bool(
-            sampling.logit_bias
-            or sampling.min_tokens > 0
-            or sampling.repetition_penalty != 1
-            or sampling.presence_penalty
-            or sampling.frequency_penalty
-        )
-
-    def add(self, token: int) -> None:
-        """The request has said `token`."""
-        self._generated += 1
-        self.outputs[token] += 1
-        if self.sampling.repetition_penalty != 1:
-            self.seen.add(token)
-
-    def banned(self) -> frozenset[int]:
-        """Ids that may not come next."""
-        return self.stop_ids if self._generated < self.sampling.min_tokens else frozenset()
-
-    def repeated(self) -> dict[int, float]:
-        """Repetition penalty of each id that was seen."""
-        return dict.fromkeys(self.seen, self.sampling.repetition_penalty)
-
-    def repelled(self) -> dict[int, float]:
-        """What presence and frequency penalties take from the logit of each id that was said."""
-        presence, frequency = self.sampling.presence_penalty, self.sampling.frequency_penalty
-        if not (presence or frequency):
-            return {}
-        return {token: presence + frequency * count for token, count in self.outputs.items()}
-
-
-def constrain(logits: Tensor, constraints: Seq[Constraints | None]) -> Tensor:
-    """logits float32 [B, V] -> the same with each row's constraints, None being none; the input is not changed.
-
-    Order as in vLLM: bias, bans, repetition (positive logits divided, negative multiplied), presence and frequency.
-    """
-    if all(row is None for row in constraints):
-        return logits
-    logits = logits.clone()
-
-    def entries(of: Callable[[Constraints], Mapping[int, float]]) -> tuple[tuple[Tensor, Tensor], Tensor] | None:
-        """(row, id) of every entry, and its value. Ids that the head does not have (a prompt may hold some) drop out."""
-        found = [
-            (row, token, value)
-            for row, applied in enumerate(constraints)
-            if applied is not None
-            for token, value in of(applied).items()
-            if 0 <= token < logits.shape[-1]
-        ]
-        if not found:
-            return None
-        rows, tokens, values = zip(*found, strict=True)
-        where = torch.tensor((rows, tokens), device=logits.device)
-        return (where[0], where[1]), torch.tensor(values, dtype=torch.float32, device=logits.device)
-
-    if bias := entries(lambda row: row.sampling.logit_bias):
-        logits[bias[0]] += bias[1]
-    if bans := entries(lambda row: dict.fromkeys(row.banned(), -torch.inf)):
-        logits[bans[0]] = bans[1]
-    if repeated := entries(Constraints.repeated):
-        old = logits[repeated[0]]
-        logits[repeated[0]] = torch.where(old > 0, old / repeated[1], old * repeated[1])
-    if repelled := entries(Constraints.repelled):
-        logits[repelled[0]] -= repelled[1]
-    return logits
 
 
 def pick(logits: Tensor, draw: Draw, *, stream: int = 0) -> Tensor:
@@ -160,6 +93,8 @@ def pick(logits: Tensor, draw: Draw, *, stream: int = 0) -> Tensor:
         kernels = fused()
         if logits.shape[-1] <= kernels.MOST_VOCABULARY:
             return kernels.pick_small(logits, draw.floats, draw.integers, top_k=filters.top_k > 0, stream=stream)
+        if not filters.top_k:
+            return kernels.pick_large(logits, draw.floats, draw.integers, stream=stream)
     greedy = logits.argmax(-1)
     temperature, top_p, min_p = draw.floats.unbind(-1)
     top_k, seed, step = draw.integers.unbind(-1)
@@ -177,7 +112,7 @@ def pick(logits: Tensor, draw: Draw, *, stream: int = 0) -> Tensor:
         ordered, order = scores.sort(dim=-1, descending=True)
         weights = ordered.softmax(-1)
         # A token stays while the weight before it is short of top_p; the best one does even when top_p is 0.
-        beyond = weights.cumsum(-1) - weights >= top_p[:, None]
+        beyond = (weights.cumsum(-1) - weights >= top_p[:, None]) & (top_p[:, None] < 1)
         beyond[:, 0] = False
         scores = scores.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), -torch.inf)
     chosen = (scores + _gumbel(seed, step, stream, scores.shape[-1])).argmax(-1)
@@ -195,15 +130,15 @@ def fused() -> ModuleType:
 def _mix(x: Tensor) -> Tensor:
     """A 32-bit integer hash (multiply-xorshift, constants of "lowbias32" by C. Wellons, public domain) in int64."""
     x = x ^ (x >> 16)
-    x = (x * 0x7FEB352D) & _MASK
+    x = (x * 0x7FEB352D) & MASK
     x = x ^ (x >> 15)
-    x = (x * 0x846CA68B) & _MASK
+    x = (x * 0x846CA68B) & MASK
     return x ^ (x >> 16)
 
 
 def _gumbel(seed: Tensor, step: Tensor, stream: int, size: int) -> Tensor:
     """Standard Gumbel noise float32 [B, size]."""
-    row = _mix(_mix((seed + 0x9E3779B9) & _MASK) ^ _mix((step * 64 + stream + 1) & _MASK))
+    row = _mix(_mix((seed + 0x9E3779B9) & MASK) ^ _mix((step * 64 + stream + 1) & MASK))
     bits = _mix(row[:, None] ^ _mix(torch.arange(size, device=seed.device) + 0x51ED270B)) >> 9
     uniform = (bits.float() + 0.5) * 2.0**-23  # inside (0, 1): 23 bits plus a half are exact in float32
     return -(-uniform.log()).log()

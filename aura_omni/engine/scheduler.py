@@ -2,7 +2,8 @@
 
 Plain Python: knows tokens, pages and limits. Does not know tensors, text or HTTP, so its tests need no device.
 
-Sequences wait, are admitted when there is a seat and there are pages for all their tokens, and run until they are removed.
+Sequences wait, are admitted when there is a seat and there are pages for all their tokens, and run until they are removed;
+who is preempted leaves the seat.
 A step takes the next row of every sequence that is past its prompt, then rows of prompts as far as the budget reaches,
 so a long prompt is computed in parts between the decode rows of others. When pages run out, the sequence of the lowest
 priority and youngest age gives its pages back and waits again; its rows are computed again later.
@@ -11,6 +12,7 @@ priority and youngest age gives its pages back and waits again; its rows are com
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Iterable
 
 from aura_omni.engine.kv_cache import KVCache
 from aura_omni.engine.sequence import Batch, Sequence
@@ -46,7 +48,9 @@ class Scheduler:
         self.max_length = min(max_model_len, cache.pages * cache.page_size + 1)
         self.waiting: list[Sequence] = []  # both lists are kept in order of rank: who goes first
         self.running: list[Sequence] = []
+        self.seated: list[Sequence] = []  # who got a seat in the last `schedule`
         self.preemptions = 0
+        self._free_seats = list(range(max_num_seqs - 1, -1, -1))
         self._next_id = 0
 
     @property
@@ -86,7 +90,7 @@ class Scheduler:
     def remove(self, sequence: Sequence, *, forget: bool = False) -> None:
         """Take the sequence out, wherever it is, and free its pages. forget: its rows may be wrong, no one may reuse them."""
         if sequence.pages:
-            self.running.remove(sequence)
+            self._unseat(sequence)
             self.cache.release(sequence, forget=forget)
         else:
             self.waiting.remove(sequence)
@@ -94,6 +98,7 @@ class Scheduler:
     def schedule(self) -> Batch | None:
         """The rows of the next step, decode rows first; None when there is nothing to do. `commit` follows it."""
         counts: dict[Sequence, int] = {}
+        self.seated = []
         for sequence in list(self.running):
             # One without pages has just been preempted for the sake of an earlier one.
             if sequence.blocked:
@@ -116,6 +121,22 @@ class Scheduler:
             return None
         return Batch(tuple(counts), tuple(sequence.computed for sequence in counts), tuple(counts.values()))
 
+    def others(self, under_way: Batch) -> bool:
+        """Whether the next `schedule` could have more to do than to go on with the sequences of a batch."""
+        if any(not sequence.blocked and sequence not in under_way.sequences for sequence in self.running):
+            return True
+        first = next((sequence for sequence in self.waiting if not sequence.blocked), None)
+        if first is None:
+            return False
+        return len(self.running) < self.max_num_seqs or first.priority < self.running[-1].priority
+
+    def schedule_ahead(self, sequences: Iterable[Sequence]) -> Batch | None:
+        """The rows after those whose step is under way, of those of the sequences for which there is room; None: of nobody."""
+        going = [sequence for sequence in sequences if self.cache.extend(sequence, ahead=1)]
+        if not going:
+            return None
+        return Batch(tuple(going), tuple(sequence.length for sequence in going), (1,) * len(going))
+
     def commit(self, batch: Batch) -> None:
         """The batch's rows are in their pages."""
         for sequence, start, count in zip(batch.sequences, batch.starts, batch.counts, strict=True):
@@ -131,7 +152,11 @@ class Scheduler:
             assert all(sequence.finished is None for sequence in sequences), f"a finished sequence is {name}"
         assert not set(self.waiting) & set(self.running), "a sequence both waits and runs"
         assert len(self.running) <= self.max_num_seqs, f"{len(self.running)} sequences have {self.max_num_seqs} seats"
+        seats = [sequence.seat for sequence in self.running]
+        assert sorted(seats + self._free_seats) == list(range(self.max_num_seqs)), f"seats {seats} are lost or shared"
         for sequence in self.waiting:
+            assert sequence.seat < 0, f"sequence {sequence.id} waits in a seat"
+            assert not sequence.carried, f"sequence {sequence.id} waits and has a row in a seat"
             assert not sequence.pages, f"sequence {sequence.id} waits and holds pages"
             assert not sequence.computed, f"sequence {sequence.id} waits and counts rows as computed"
         for sequence in self.running:
@@ -169,14 +194,23 @@ class Scheduler:
             sequence.cached = sequence.computed
         self.waiting.remove(sequence)
         insort(self.running, sequence, key=_rank)
+        sequence.seat = self._free_seats.pop()
+        self.seated.append(sequence)
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
-        self.running.remove(sequence)
+        self._unseat(sequence)
         self.cache.release(sequence)
         sequence.preempted += 1
         self.preemptions += 1
         insort(self.waiting, sequence, key=_rank)
+
+    def _unseat(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self._free_seats.append(sequence.seat)
+        sequence.seat, sequence.carried = -1, False
+        if sequence in self.seated:
+            self.seated.remove(sequence)
 
 
 def _rank(sequence: Sequence) -> tuple[int, int]:

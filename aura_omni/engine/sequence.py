@@ -5,11 +5,13 @@ Knows token ids and pages. Knows neither tensors nor text; `state` belongs to th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from aura_omni.flow import Sampling
+
+_GREEDY = Sampling(temperature=0.0)
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
@@ -42,9 +44,11 @@ class Sequence:
     stop_ids: frozenset[int] = frozenset()  # of the stage; sampling.stop_token_ids come on top
     media: tuple[MediaSpan, ...] = ()
     state: Any = None
+    inner: Sampling = _GREEDY  # of what the stage draws besides the id (Talker: codebooks 1..15)
     cacheable: bool = True  # False: rows are not a function of tokens and media (Talker)
     priority: int = 0  # lower goes first
     blocked: bool = False  # set by the stage: its next row is not known yet, so it must not be stepped
+    carried: bool = False  # its next row is in its seat; the stage takes it back where that row will not do
 
     # Kept by the engine
     id: int = -1
@@ -53,6 +57,7 @@ class Sequence:
     computed: int = 0  # rows whose keys and values are in pages
     cached: int = 0  # rows of the prompt found in the prefix cache when it was first admitted
     preempted: int = 0  # how often its pages were taken away and its rows had to be computed again
+    seat: int = -1  # while it runs
     pages: list[int] = field(default_factory=list)
     page_keys: list[bytes] = field(default_factory=list)  # of its full pages, as far as the cache has asked
     finished: FinishReason | None = None
@@ -101,9 +106,15 @@ class Batch:
             if start + count == sequence.length
         ]
 
+    def part(self, indices: Iterable[int]) -> Batch:
+        """The rows of the sequences at these indices."""
+        chosen = list(indices)
+        return Batch(
+            tuple(self.sequences[index] for index in chosen),
+            tuple(self.starts[index] for index in chosen),
+            tuple(self.counts[index] for index in chosen),
+        )
+
     def split(self) -> list[Batch]:
         """The same rows, each sequence in a batch of its own."""
-        return [
-            Batch((sequence,), (start,), (count,))
-            for sequence, start, count in zip(self.sequences, self.starts, self.counts, strict=True)
-        ]
+        return [self.part([index]) for index in range(len(self.sequences))]

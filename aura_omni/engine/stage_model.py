@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from aura_omni.engine.sampler import Draw
 from aura_omni.engine.sequence import Batch, Sequence
 from aura_omni.models.layers import KeyValues
 from aura_omni.models.qwen3 import Decoder, DecoderConfig
@@ -33,12 +34,13 @@ class StageModel(Protocol):
     dtype: torch.dtype
     stop_ids: frozenset[int]
     penalise_prompt: bool  # repetition penalty counts prompt tokens too (language models: yes, Talker: no)
+    extra_numbers: int = 0  # how many `numbers` gives
 
     def rows(self, batch: Batch) -> Rows:
-        """Embed the batch's rows: text, media, codes are the stage's business.
+        """Embed the batch's rows: text, media, codes are the stage's business. Adds belong to rows of media only.
 
-        May be asked for the same rows again (after preemption, or when a step failed), so whatever makes a row stays with
-        the sequence.
+        Not asked for rows that `complete` has made. May be asked for the same rows again (after preemption, or when a step
+        failed), so whatever makes a row stays with the sequence.
         """
         ...
 
@@ -54,10 +56,36 @@ class StageModel(Protocol):
         """
         ...
 
-    def advance(self, sequences: Seq[Sequence], hidden: Tensor, ids: Tensor) -> list[Any]:
-        """After sampling: hidden [B, H] and ids int64 [B] of the sequences that go on (not of those that just stopped).
+    def complete(self, hidden: Tensor, ids: Tensor, draw: Draw, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """What follows from the ids that were drawn: values int64 [B, K] for `heard`, and the next input rows [B, H].
 
-        Returns what each sequence's on_output gets. The Talker runs its code predictor here and prepares the next row.
+        hidden [B, H] the ids int64 [B] were drawn from; draw: of whatever else is drawn (`Sequence.inner`); numbers int64
+        [B, extra_numbers]. Tensors only, every shape known beforehand and no host round trip: on CUDA it becomes part of a
+        graph. Runs also for a sequence that turns out to end with its id, so any id that the head knows must be harmless.
+        """
+        ...
+
+    def position(self, sequence: Sequence, row: int) -> tuple[int, ...]:
+        """Of one row of a sequence, on one axis, or on three where `decoder_config` has an mrope_section."""
+        return (row,) * (1 if self.decoder_config.mrope_section is None else 3)
+
+    def numbers(self, sequence: Sequence, *, ahead: int) -> tuple[int, ...]:
+        """What `complete` needs from the host for the next step, or, ahead 1, for the one after it.
+
+        Asked when the step is launched, more than once if that fails; ahead only if the stage foresees it.
+        """
+        return ()
+
+    def foresees(self, sequence: Sequence) -> bool:
+        """Whether the step after the one under way can be launched already: `complete` will make its row as it has to be, and
+        `numbers` knows what it needs."""
+        return True
+
+    def heard(self, sequence: Sequence, values: np.ndarray) -> Any:
+        """Take note of what a step made, values int64 [K] of `complete`, and turn it into what on_output gets.
+
+        Not called for the id that ends a sequence by itself. Clear `Sequence.carried` when the next row is not the one
+        that `complete` made, and set `blocked` when it is not known yet.
         """
         ...
 
@@ -65,15 +93,22 @@ class StageModel(Protocol):
 class Runner(Protocol):
     """A stage as the engine's loop sees it. All calls come from the engine thread."""
 
+    @property
+    def flying(self) -> bool:
+        """Whether a step is under way on the device, whose end a later call of `step` will find."""
+        ...
+
     def step(self) -> bool:
-        """Do one step if there is work. Returns whether there was. Errors of one request end that request only.
+        """Take in what has been computed and launch the next step, without waiting. Returns whether there was either to do.
+
+        Errors of one request end that request only.
 
         What is raised nevertheless means that the device or the runner can no longer be trusted, and stops the engine.
         """
         ...
 
     def abort_all(self, error: Exception) -> None:
-        """End every request with reason "error"."""
+        """End every request with reason "error"; then wait until the device has no more work of this runner."""
         ...
 
     def check_integrity(self) -> None:

@@ -51,6 +51,15 @@ class RMSNorm(nn.Module):
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
 
+    def of_sum(self, x: Tensor, more: Tensor | None) -> tuple[Tensor, Tensor]:
+        """x + more (None: just x), and that normed."""
+        if more is None:
+            return x, self(x)
+        if fusible(x):
+            return fused().add_rms_norm(x, more, self.weight, self.eps)
+        x = x + more
+        return x, self(x)
+
 
 class Rope:
     """Rotary positions, half-split pairs (j, j + D/2).
@@ -132,6 +141,9 @@ class DenseKV:
         rows, heads, dim = q.shape
         steps, start = rows // self.batch, self.length
         stop = start + steps
+        self._step = steps
+        if fusible(q) and stop <= fused().MOST_DENSE_KEYS:
+            return fused().dense_attend(q, k, v, self.keys[layer], self.values[layer], start)
 
         def by_sequence(x: Tensor) -> Tensor:
             return x.view(self.batch, steps, -1, dim).transpose(1, 2)
@@ -148,7 +160,6 @@ class DenseKV:
             attn_mask=mask,
             enable_gqa=True,
         )
-        self._step = steps
         return out.transpose(1, 2).reshape(rows, heads, dim)
 
     def advance(self) -> None:

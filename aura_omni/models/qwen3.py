@@ -101,9 +101,11 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden, config.rms_eps)
         self.mlp = SwiGLU(config.hidden, config.intermediate)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: KeyValues) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin, kv)
-        return x + self.mlp(self.post_attention_layernorm(x))
+    def forward(self, x: Tensor, more: Tensor | None, cos: Tensor, sin: Tensor, kv: KeyValues) -> tuple[Tensor, Tensor]:
+        """The residual stream as two summands, before and after; whoever reads it adds them up and norms them at once."""
+        x, normed = self.input_layernorm.of_sum(x, more)
+        x, normed = self.post_attention_layernorm.of_sum(x, self.self_attn(normed, cos, sin, kv))
+        return x, self.mlp(normed)
 
 
 class Decoder(nn.Module):
@@ -123,14 +125,25 @@ class Decoder(nn.Module):
 
         adds: `adds[k]` [R, H] is added to rows `add_rows` int64 [R] of the residual stream after layer k (deepstack features).
         """
-        cos, sin = self.rope.tables(positions, x.dtype)
+        return self.run(x, *self.rope.tables(positions, x.dtype), kv, adds, add_rows)
+
+    def run(
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        kv: KeyValues,
+        adds: Sequence[Tensor] = (),
+        add_rows: Tensor | None = None,
+    ) -> Tensor:
+        """`forward` with what `rope.tables` gives for the positions, for callers that know it beforehand."""
+        more: Tensor | None = None
         for number, layer in enumerate(self.layers):
-            x = layer(x, cos, sin, kv)
+            x, more = layer(x, more, cos, sin, kv)
             if number < len(adds):
                 assert add_rows is not None
-                x = x.index_add(0, add_rows, adds[number])
-        out: Tensor = self.norm(x)
-        return out
+                x, more = (x + more).index_add(0, add_rows, adds[number]), None
+        return self.norm.of_sum(x, more)[1]
 
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
         return 2 * self.config.layers * self.config.kv_heads * self.config.head_dim * dtype.itemsize

@@ -296,7 +296,9 @@ class Windows:
         taken = torch.arange(width) < sizes[:, None]
         if bool(taken.all()):
             return cls(count, width, None, None)
-        return cls(count, width, taken.flatten().nonzero()[:, 0].to(device), taken[:, None, None].to(device))
+        # Without waiting for what is under way on the device.
+        rows, mask = (x.to(device, non_blocking=True) for x in (taken.flatten().nonzero()[:, 0], taken[:, None, None]))
+        return cls(count, width, rows, mask)
 
     def apart(self, x: Tensor) -> Tensor:
         """[N, D] -> [count, width, D], zeros where no row is."""

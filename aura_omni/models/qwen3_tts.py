@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -123,7 +124,10 @@ class Talker(Prepared):
 
     @torch.no_grad()
     def prepare(self) -> None:
-        """Stack the 16 code tables, so that a frame is one gather, and project them once to the predictor's width."""
+        """Stack the 16 code tables, so that a frame is one gather, and project them once to the predictor's width.
+
+        The predictor's positions are the same in every frame: their rotations are made once.
+        """
         tables = [self.codec_embedding, *self.code_predictor.codec_embedding]
         stacked = torch.cat([table.weight for table in tables])
         offsets = [0]
@@ -132,11 +136,12 @@ class Talker(Prepared):
             table.weight.data = stacked[start:stop]  # the same memory: the stack replaces the tables
             offsets.append(stop)
         self._stacked = stacked
-        self._projected = self.code_predictor.small_to_mtp_projection(
-            stacked
-        )  # the stack itself where widths are equal
-        self._offset = offsets[:-1]
-        self._offsets = torch.tensor(self._offset, device=stacked.device)
+        projected = self.code_predictor.small_to_mtp_projection(stacked)  # the stack itself where widths are equal
+        # What the predictor reads of each codebook's codes.
+        self._books = [projected[start:stop] for start, stop in pairwise(offsets)]
+        self._offsets = torch.tensor(offsets[:-1], device=stacked.device)
+        places = torch.arange(self.config.groups + 1, device=stacked.device)
+        self._cos, self._sin = self.code_predictor.decoder.rope.tables(places, stacked.dtype)
 
     def text(self, ids: Tensor) -> Tensor:
         """Text ids int64 [N] -> rows [N, H] in the Talker's width."""
@@ -172,17 +177,17 @@ class Talker(Prepared):
         batch = hidden.shape[0]
         kv = kv if kv is not None else self.new_kv(batch)
         kv.reset()
-        predictor, device = self.code_predictor, hidden.device
-        first = torch.stack((predictor.small_to_mtp_projection(hidden), F.embedding(code0, self._projected)), dim=1)
+        predictor = self.code_predictor
+        first = torch.stack((predictor.small_to_mtp_projection(hidden), F.embedding(code0, self._books[0])), dim=1)
         x = first.flatten(0, 1)
-        positions = torch.arange(2, device=device).repeat(batch)
+        cos, sin = self._cos[:2].repeat(batch, 1), self._sin[:2].repeat(batch, 1)
         codes = [code0]
         for group in range(1, self.config.groups):
-            out = predictor.decoder(x, positions, kv).view(batch, -1, x.shape[-1])[:, -1]
+            out = predictor.decoder.run(x, cos, sin, kv).view(batch, -1, x.shape[-1])[:, -1]
             kv.advance()
             code = choose(predictor.lm_head[group - 1](out).float(), group)
             codes.append(code)
-            x = F.embedding(code + self._offset[group], self._projected)
-            positions = torch.full((batch,), group + 1, device=device)
+            x = F.embedding(code, self._books[group])
+            cos, sin = (table[group + 1 : group + 2].expand(batch, -1) for table in (self._cos, self._sin))
         frame = torch.stack(codes, dim=1)
         return frame, self.frames(frame)

@@ -100,10 +100,7 @@ class PixelRules:
         if missing:
             frames = torch.cat((frames, frames[-1:].expand(missing, -1, -1, -1)))
         pixels = resize(frames.permute(0, 3, 1, 2), size).float()
-        mean, std = (
-            torch.tensor(values, dtype=torch.float32, device=pixels.device)[:, None, None] * 255
-            for values in (self.mean, self.std)
-        )
+        mean, std = (_per_channel(values, pixels.device) for values in (self.mean, self.std))
         return self._patchify((pixels - mean) / std)
 
     def _patchify(self, pixels: Tensor) -> Tensor:
@@ -146,17 +143,31 @@ def resize_in_integers(frames: Tensor, size: tuple[int, int]) -> Tensor:
     for some in frames.split(max(1, RESIZED_AT_ONCE // frames[0].numel())):
         values = some.double()
         if width != size[1]:
-            weights, shift = _fixed_point_weights(width, size[1])
-            values = _rounded(values @ weights.to(frames.device).double().T, shift)
+            weights, shift = _weights_on(width, size[1], frames.device)
+            values = _rounded(values @ weights.T, shift)
         if height != size[0]:
-            weights, shift = _fixed_point_weights(height, size[0])
-            values = _rounded(weights.to(frames.device).double() @ values, shift)
+            weights, shift = _weights_on(height, size[0], frames.device)
+            values = _rounded(weights @ values, shift)
         rows.append(values.to(torch.uint8))
     return torch.cat(rows)
 
 
 def _rounded(sums: Tensor, shift: int) -> Tensor:
     return torch.floor(sums / 2**shift + 0.5).clamp(0, 255)
+
+
+# Kept on the device: to send them each time would have the host wait for whatever is under way there.
+@lru_cache(maxsize=32)
+def _weights_on(before: int, after: int, device: torch.device) -> tuple[Tensor, int]:
+    """float64 [after, before] and the number of fraction bits."""
+    weights, shift = _fixed_point_weights(before, after)
+    return weights.to(device).double(), shift
+
+
+@lru_cache(maxsize=32)
+def _per_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """[C, 1, 1], in units of a byte."""
+    return torch.tensor(values, dtype=torch.float32, device=device)[:, None, None] * 255
 
 
 @lru_cache(maxsize=32)

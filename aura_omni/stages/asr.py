@@ -11,7 +11,6 @@ mel alone of 5 s takes 18 ms, on the device it is a few launches, and 5 s of sam
 from __future__ import annotations
 
 from collections.abc import Callable
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from aura_omni.engine.lane import sent
 from aura_omni.engine.loader import Checkpoint
+from aura_omni.engine.sampler import Draw
 from aura_omni.engine.sequence import Batch, FinishReason, MediaSpan, Sequence
 from aura_omni.engine.stage_model import Rows, StageModel
 from aura_omni.errors import BadMedia, CheckpointError, PromptTooLong
@@ -184,7 +185,7 @@ class AsrStage(StageModel):
 
     def rows(self, batch: Batch) -> Rows:
         self._encode(batch)
-        x = self.network.embed(torch.tensor(batch.tokens(), device=self.device))
+        x = self.network.embed(sent(batch.tokens(), self.device))
         positions: list[int] = []
         for sequence, start, count in zip(batch.sequences, batch.starts, batch.counts, strict=True):
             heard, span = sequence.state, sequence.media[0]
@@ -195,13 +196,16 @@ class AsrStage(StageModel):
             if start + count >= span.start + span.length:
                 heard.features = None
             positions += range(start, start + count)
-        return Rows(x, torch.tensor(positions, device=self.device))
+        return Rows(x, sent(positions, self.device))
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.network.logits(hidden)
 
-    def advance(self, sequences: Seq[Sequence], hidden: Tensor, ids: Tensor) -> list[Any]:
-        return ids.tolist()
+    def complete(self, hidden: Tensor, ids: Tensor, draw: Draw, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        return ids[:, None], self.network.embed(ids)
+
+    def heard(self, sequence: Sequence, values: np.ndarray) -> int:
+        return int(values[0])
 
     def _encode(self, batch: Batch) -> None:
         """Encode, in one call, the clips that this step needs rows of and that are not encoded yet."""
@@ -211,7 +215,7 @@ class AsrStage(StageModel):
             if sequence.state.features is None and _shared(sequence.media[0], start, count)[1]
         ]
         if clips:
-            waves = [torch.from_numpy(clip.samples).to(self.device, non_blocking=True) for clip in clips]
+            waves = [sent(clip.samples, self.device) for clip in clips]
             for clip, features in zip(clips, self.network.encode(waves), strict=True):
                 clip.features = features
 

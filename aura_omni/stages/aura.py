@@ -19,7 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from aura_omni.engine.lane import sent
 from aura_omni.engine.loader import Checkpoint
+from aura_omni.engine.sampler import Draw
 from aura_omni.engine.sequence import Batch, FinishReason, Sequence
 from aura_omni.engine.stage_model import Rows, StageModel
 from aura_omni.errors import CheckpointError
@@ -170,13 +172,13 @@ class AuraStage(StageModel):
     def rows(self, batch: Batch) -> Rows:
         needs = list(_needs(batch))
         self._encode(needs)
-        x = self.network.embed_tokens(torch.tensor(batch.tokens(), device=self.device))
-        positions = torch.from_numpy(_positions(batch)).to(self.device)
+        x = self.network.embed_tokens(sent(batch.tokens(), self.device))
+        positions = sent(_positions(batch), self.device)
         if not needs:
             return Rows(x, positions)
         features = torch.cat([need.seen.features[need.index][:, need.first : need.stop] for need in needs], dim=1)
         numbers = np.concatenate([np.arange(need.row, need.row + need.stop - need.first) for need in needs])
-        where = torch.from_numpy(numbers).to(self.device)
+        where = sent(numbers, self.device)
         for need in needs:
             if need.stop == need.group.length:
                 del need.seen.features[need.index]
@@ -185,8 +187,17 @@ class AuraStage(StageModel):
     def logits(self, hidden: Tensor) -> Tensor:
         return self.network.head(hidden).float()
 
-    def advance(self, sequences: Seq[Sequence], hidden: Tensor, ids: Tensor) -> list[Any]:
-        return ids.tolist()
+    def complete(self, hidden: Tensor, ids: Tensor, draw: Draw, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        return ids[:, None], self.network.embed_tokens(ids)
+
+    def position(self, sequence: Sequence, row: int) -> tuple[int, ...]:
+        prompt: AuraPrompt = sequence.state.prompt
+        if row < len(prompt.tokens):
+            return tuple(prompt.positions[:, row].tolist())
+        return (row + prompt.delta,) * 3
+
+    def heard(self, sequence: Sequence, values: np.ndarray) -> int:
+        return int(values[0])
 
     def _encode(self, needs: list[_Need]) -> None:
         """Encode the groups that have no features yet, those of one size together."""
@@ -204,7 +215,7 @@ class AuraStage(StageModel):
                 frames = np.concatenate(
                     [need.visual.video.frames[need.visual.frame_numbers(need.group.number)] for need in some]
                 )
-                patches = rules.patches(torch.from_numpy(frames).to(self.device), size)
+                patches = rules.patches(sent(frames, self.device), size)
                 features = self.network.visual(patches.to(self.dtype), grid)
                 for number, need in enumerate(some):
                     need.seen.features[need.index] = features[:, number]

@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aura_omni.engine.graphs import Graphed, sizes_up_to
+from aura_omni.engine.lane import sent
 from aura_omni.engine.loader import Checkpoint
-from aura_omni.engine.sampler import Draw, Filters, pick
+from aura_omni.engine.sampler import Draw, pick
 from aura_omni.engine.sequence import Batch, FinishReason, Sequence
 from aura_omni.engine.stage_model import Rows, StageModel
 from aura_omni.errors import BadRequest, CheckpointError
@@ -57,7 +57,15 @@ class TextTrack:
     @property
     def ready(self) -> bool:
         """Whether the next step has something to read. A sequence that is not ready is blocked."""
-        return self.closed or bool(self._ids)
+        return self.known(1)
+
+    def known(self, count: int) -> bool:
+        """Whether the next `count` steps have something to read."""
+        return self.closed or len(self._ids) >= count
+
+    def peek(self, place: int) -> int:
+        """What `take` will give after `place` others; padding while that is not there yet."""
+        return self._ids[place] if place < len(self._ids) else self._pad_id
 
     def take(self) -> int:
         if self._ids:
@@ -75,21 +83,24 @@ class TalkerPrompt:
 
 @dataclass(slots=True, eq=False)
 class TalkerState:
-    """frames and text_ids: of every step so far, so row prompt_length + s is frames[s] with text_ids[s]."""
+    """frames and text_ids: of every step so far, so row prompt_length + s is frames[s] with text_ids[s].
+
+    late: the step under way was launched before the text of its next row was there.
+    """
 
     prompt: TalkerPrompt
     track: TextTrack
-    predictor: Sampling
     frames: list[np.ndarray] = field(default_factory=list)
     text_ids: list[int] = field(default_factory=list)
     prompt_rows: Tensor | None = None  # [prompt_length, H], while it is being prefilled
-    next_row: Tensor | None = None  # [H], of the newest frame
+    late: bool = False
 
 
 class TalkerStage(StageModel):
     """Implements `engine.stage_model.StageModel`."""
 
     penalise_prompt = False
+    extra_numbers = 1  # the text id of the next row
 
     def __init__(
         self,
@@ -112,7 +123,6 @@ class TalkerStage(StageModel):
         self.dtype = talker.codec_head.weight.dtype
         self.stop_ids = frozenset({writer.ids.eos})
         self._speaker_encoder = speaker_encoder
-        self._graph: Graphed | None = None
         banned = torch.zeros(talker.config.codec_vocab, dtype=torch.bool, device=self.device)
         banned[-_RESERVED:] = True
         banned[writer.ids.eos] = False
@@ -167,12 +177,12 @@ class TalkerStage(StageModel):
     ) -> Reference:
         """Build what `speaking.clone` asks for. samples as in `speaker`; encode: the codec's, samples -> codes int64 [T, 16].
 
-        Runs both encoders on the engine thread; keep the result in a `ReferenceStore`.
+        Runs both encoders on the engine thread; keep the result, which is on the host, in a `ReferenceStore`.
         """
-        vector = self.speaker(samples)
+        vector = self.speaker(samples).cpu()
         if speaking.clone == "speaker" or ref_text is None:
             return Reference(vector)
-        return Reference(vector, encode(samples), tuple(self.writer.body(ref_text)))
+        return Reference(vector, encode(samples).cpu(), tuple(self.writer.body(ref_text)))
 
     def prompt(self, speaking: Speaking, body: Seq[int], reference: Reference | None = None) -> TalkerPrompt:
         """body: ids of `writer.body` or `writer.body_of_ids`; reference: just when speaking.clone says so. Thread-safe."""
@@ -225,7 +235,8 @@ class TalkerStage(StageModel):
             on_output=on_output,
             on_end=on_end,
             stop_ids=self.stop_ids,
-            state=TalkerState(prompt, track, predictor or self.predictor_sampling),
+            state=TalkerState(prompt, track),
+            inner=predictor or self.predictor_sampling,
             # Rows are not a function of tokens, and a prompt of ten rows costs one step with or without a cache.
             cacheable=False,
         )
@@ -262,7 +273,7 @@ class TalkerStage(StageModel):
         steps = list(zip(batch.sequences, batch.starts, batch.counts, strict=True))
         x = torch.cat([self._rows(sequence, start, count) for sequence, start, count in steps])
         positions = [row for _, start, count in steps for row in range(start, start + count)]
-        return Rows(x, torch.tensor(positions, device=self.device))
+        return Rows(x, sent(positions, self.device))
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -270,53 +281,31 @@ class TalkerStage(StageModel):
         return self.talker.codec_head(hidden).float().masked_fill(self._banned, -torch.inf)
 
     @torch.no_grad()
-    def advance(self, sequences: Seq[Sequence], hidden: Tensor, ids: Tensor) -> list[Any]:
-        """Complete one frame of each sequence that goes on, and prepare its next row. Returns int64 [16] arrays.
+    def complete(self, hidden: Tensor, ids: Tensor, draw: Draw, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """The frames that start with ids [B]: codes int64 [B, 16], and the rows of these frames with the next text."""
+        codes, embedding = self.talker.frame(hidden, ids, lambda logits, group: pick(logits, draw, stream=group))
+        return codes, embedding + self.talker.text(numbers[:, 0])
 
-        A sequence whose budget ends with this frame is among them: N frames are N calls.
-        """
-        states: list[TalkerState] = [sequence.state for sequence in sequences]
-        draw = Draw.of(
-            [state.predictor for state in states],
-            [sequence.seed for sequence in sequences],
-            [len(state.frames) for state in states],
-            self.device,
-        )
-        # The text of the next row; None where it is not written yet, so that the row has to wait.
-        text_ids = [state.track.take() if state.track.ready else None for state in states]
-        known = [self.writer.ids.text_pad if text_id is None else text_id for text_id in text_ids]
-        inputs = (hidden, ids[:, None], torch.tensor(known, device=self.device)[:, None], draw.floats, draw.integers)
-        complete = self._complete if self._graph is None else self._graph
-        codes, rows = complete(*inputs, filters=draw.filters)
-        if self._graph is not None:
-            rows = rows.clone()  # the graph writes its next rows to the same place, also while one of these still waits
-        frames = list(codes.cpu().numpy())
-        for sequence, frame, text_id, row in zip(sequences, frames, text_ids, rows, strict=True):
-            state = sequence.state
-            state.frames.append(frame)
-            if text_id is None:
-                sequence.blocked, state.next_row = True, None
-            else:
-                state.text_ids.append(text_id)
-                state.next_row = row
-        return frames
+    def numbers(self, sequence: Sequence, *, ahead: int) -> tuple[int, ...]:
+        state: TalkerState = sequence.state
+        if not ahead:
+            state.late = not state.track.ready
+        return (state.track.peek(ahead),)
 
-    def _complete(
-        self, hidden: Tensor, ids: Tensor, text_ids: Tensor, floats: Tensor, integers: Tensor, *, filters: Filters
-    ) -> tuple[Tensor, Tensor]:
-        """Codes int64 [B, 16] of the frames that start with ids [B, 1], and the next rows [B, H]. Tensors only."""
-        draw = Draw(floats, integers, filters)
-        codes, embedding = self.talker.frame(hidden, ids[:, 0], lambda logits, group: pick(logits, draw, stream=group))
-        return codes, embedding + self.talker.text(text_ids[:, 0])
+    def foresees(self, sequence: Sequence) -> bool:
+        state: TalkerState = sequence.state
+        return not state.late and state.track.known(2)
 
-    def capture(self, max_num_seqs: int) -> None:
-        """Make `advance` one CUDA graph per batch size, and record those of the default sampling now."""
-        hidden, device = self.decoder_config.hidden, self.device
-        nothing = torch.zeros(1, 1, dtype=torch.int64, device=device)
-        draw = Draw.of([self.predictor_sampling], [0], [0], device)
-        pads = (torch.zeros(1, hidden, dtype=self.dtype, device=device), nothing, nothing, draw.floats, draw.integers)
-        self._graph = Graphed(self._complete, pads=pads, sizes=sizes_up_to(max_num_seqs))
-        self._graph.prepare(filters=draw.filters)
+    def heard(self, sequence: Sequence, values: np.ndarray) -> np.ndarray:
+        """int64 [16]. A sequence whose budget ends with this frame gets it too: N frames are N calls."""
+        state: TalkerState = sequence.state
+        state.frames.append(values)
+        sequence.carried = not state.late
+        if state.track.ready:
+            state.text_ids.append(state.track.take())
+        else:
+            sequence.blocked = True
+        return values
 
     # ------------------------------------------------------------ rows
 
@@ -324,8 +313,6 @@ class TalkerStage(StageModel):
         """Input rows [start, start + count) of a sequence: [count, H]."""
         state: TalkerState = sequence.state
         prompt_length, stop = sequence.prompt_length, start + count
-        if start + 1 == stop == sequence.length and state.next_row is not None:
-            return state.next_row[None]
         parts: list[Tensor] = []
         if start < prompt_length:
             if state.prompt_rows is None:
@@ -335,8 +322,8 @@ class TalkerStage(StageModel):
                 state.prompt_rows = None
         if stop > prompt_length:
             steps = slice(max(0, start - prompt_length), stop - prompt_length)
-            codes = torch.from_numpy(np.stack(state.frames[steps])).to(self.device)
-            text_ids = torch.tensor(state.text_ids[steps], device=self.device)
+            codes = sent(np.stack(state.frames[steps]), self.device)
+            text_ids = sent(state.text_ids[steps], self.device)
             parts.append(self.talker.frames(codes) + self.talker.text(text_ids))
         return torch.cat(parts)
 
@@ -344,13 +331,14 @@ class TalkerStage(StageModel):
     def prompt_rows(self, prompt: TalkerPrompt) -> Tensor:
         """The input rows before the first frame: [prefill.length, H]."""
         prefill, reference, device = prompt.prefill, prompt.reference, self.device
-        rows = self.talker.text(torch.tensor(prefill.text_ids, device=device))
-        rows[list(prefill.codec_rows)] += self.talker.codec_embedding(torch.tensor(prefill.codec_ids, device=device))
+        rows = self.talker.text(sent(prefill.text_ids, device))
+        codec = self.talker.codec_embedding(sent(prefill.codec_ids, device))
+        rows.index_add_(0, sent(prefill.codec_rows, device), codec)
         if reference is not None and prefill.speaker_row is not None:
-            rows[prefill.speaker_row] += reference.speaker.to(device, self.dtype)
+            rows[prefill.speaker_row] += reference.speaker.to(device, self.dtype, non_blocking=True)
         if reference is not None and reference.codes is not None and prefill.frames_row is not None:
             stop = prefill.frames_row + prefill.frames
-            rows[prefill.frames_row : stop] += self.talker.frames(reference.codes.to(device))
+            rows[prefill.frames_row : stop] += self.talker.frames(sent(reference.codes.numpy(), device))
         return rows
 
 

@@ -5,7 +5,8 @@
     runner.close(stream)                 # no more frames; ends once all are audio
 
 Streams of any age share a step, and how frames are cut into steps does not change the audio, so the runner is free to
-decode whatever has come: one frame when that is all there is (the first audio), up to 32 when a stream is behind.
+decode whatever has come: one frame when that is all there is (the first audio), up to 32 when a stream is behind. A step
+never waits for the device: what it made is found by a later one. On CUDA the small ones are graphs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from aura_omni.engine.graphs import Graphed, GraphPool
+from aura_omni.engine.lane import Arrival, Lane, sent
 from aura_omni.engine.loader import Checkpoint
 from aura_omni.engine.sequence import FinishReason
 from aura_omni.errors import CheckpointError, CodeOutOfRange, EngineError, Overloaded
@@ -28,6 +32,8 @@ from aura_omni.models.codec_state import CodecSnapshot
 # Frames per stream and step. Few sizes, so that each can become one CUDA graph.
 STEP_FRAMES = (1, 2, 4, 8, 16, 32)
 MAX_STEP_FRAMES = 256  # of all streams of a step together
+GRAPH_FRAMES = (1, 2, 4, 8)
+MAX_GRAPH_FRAMES = 64  # of all streams together: beyond, launching takes less time than computing
 
 
 def load(checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dtype) -> tuple[CodecDecoder, CodecEncoder]:
@@ -68,6 +74,14 @@ class Reference:
     key: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """Frames that are being decoded: of each stream its next ones; arrival: their samples float32 [B, T * 1920]."""
+
+    streams: list[Stream]
+    arrival: Arrival
+
+
 @dataclass(slots=True, eq=False)
 class Stream:
     """One utterance on its way to audio. Made by `VocoderRunner.open`; opaque to everyone else."""
@@ -79,7 +93,8 @@ class Stream:
     pending: list[np.ndarray] = field(default_factory=list)
     received: int = 0  # frames, for messages
     slot: int | None = None
-    served: int = -1  # number of its last step; -1 until it has made audio
+    served: int = -1  # number of its last step; -1 until one was launched
+    decoding: bool = False  # frames of it are under way
     closing: bool = False
     ended: bool = False
     error: Exception | None = None
@@ -100,18 +115,31 @@ class VocoderRunner:
         max_waiting: int = 256,
         max_step_frames: int = MAX_STEP_FRAMES,
         max_references: int = 32,
+        graphs: bool = False,
+        lane: Lane | None = None,
     ) -> None:
         """max_step_frames bounds streams times frames of one step, and with it the activations; max_references how many
-        reference states are kept (the least recently used one goes first)."""
+        reference states are kept (the least recently used one goes first).
+
+        graphs: small steps are CUDA graphs, captured here. lane: where steps are computed; None: a new one.
+        """
         self.decoder = decoder
         self.max_num_seqs, self.max_waiting = max_num_seqs, max_waiting
         self.max_step_frames, self.max_references = max_step_frames, max_references
-        self._state = decoder.new_state(max_num_seqs + 1)  # the last slot is where references are decoded
-        self._device = self._state.rows.device
+        self._device = next(decoder.parameters()).device
+        self._lane = lane or Lane(self._device)
+        with self._lane.active():
+            # The last slot is where references are decoded, and what steps are padded with.
+            self._state = decoder.new_state(max_num_seqs + 1)
+        self._flight: _Flight | None = None
         self._free = list(range(max_num_seqs - 1, -1, -1))
         self._streams: dict[Stream, None] = {}  # all open ones, in the order they came
         self._references: OrderedDict[bytes, CodecSnapshot] = OrderedDict()
         self._steps = 0
+        self._graphs: dict[int, Graphed] = {}  # by frames of each stream
+        if graphs:
+            with self._lane.active():
+                self._capture()
 
     # ------------------------------------------------------------ streams
 
@@ -167,21 +195,35 @@ class VocoderRunner:
 
     # ------------------------------------------------------------ Runner
 
+    @property
+    def flying(self) -> bool:
+        return self._flight is not None
+
     def step(self) -> bool:
-        """At most one reference, then frames of as many streams as fit."""
-        worked = self._end_finished()
-        worked |= self._prime()
-        self._admit()
-        group, count = self._next_group()
-        if group:
-            self._decode(group, count)
-            self._end_finished()
+        """What has been decoded; then at most one reference, and frames of as many streams as fit."""
+        # As in `ArRunner.step`: the answer that there is nothing to do must be quick.
+        if not (bool(self._streams) if self._flight is None else self._flight.arrival.there):
+            return False
+        with self._lane.active(), torch.inference_mode():
+            worked = self._land()
+            if self._flight is not None:
+                return worked
+            worked |= self._end_finished()
+            worked |= self._prime()
+            self._admit()
+            group, count = self._next_group()
+            if group:
+                self._decode(group, count)
+                self._land()  # a CPU has computed it already
+                self._end_finished()
         return worked or bool(group)
 
     def abort_all(self, error: Exception) -> None:
+        self._flight = None
         for stream in list(self._streams):
             if not stream.ended:
                 self._end(stream, "error", error)
+        self._lane.wait()
 
     def check_integrity(self) -> None:
         used = [stream.slot for stream in self._streams if stream.slot is not None]
@@ -199,7 +241,9 @@ class VocoderRunner:
 
     def _end_finished(self) -> bool:
         done = [
-            stream for stream in self._streams if stream.error is not None or (stream.closing and not stream.pending)
+            stream
+            for stream in self._streams
+            if stream.error is not None or (stream.closing and not stream.pending and not stream.decoding)
         ]
         for stream in done:
             if not stream.ended:  # another's on_end may have aborted it
@@ -227,9 +271,11 @@ class VocoderRunner:
                 continue
             slot = self.max_num_seqs
             self._state.clear(slot)
-            codes = torch.from_numpy(self._frames(stream.reference.codes)[None]).to(self._device)
+            codes = sent(self._frames(stream.reference.codes)[None], self._device)
             try:
-                self.decoder.prime(codes, self._state, torch.tensor([slot], device=self._device))
+                self.decoder.prime(codes, self._state, sent([slot], self._device))
+            except torch.AcceleratorError:
+                raise  # the device itself has failed
             except RuntimeError as error:
                 self._fail([stream], f"decode a reference of {codes.shape[1]} frames", error)
                 return True
@@ -263,20 +309,54 @@ class VocoderRunner:
         return group[: max(1, self.max_step_frames // count)], count
 
     def _decode(self, group: list[Stream], count: int) -> None:
-        codes = np.stack([stream.pending[:count] for stream in group])
-        slots = torch.tensor([stream.slot for stream in group], device=self._device)
+        """Launch the next `count` frames of each stream of the group."""
+        graph = self._graphs.get(count) if len(group) * count <= MAX_GRAPH_FRAMES else None
+        codes = np.stack([stream.pending[:count] for stream in group]).reshape(len(group), -1)
+        numbers = np.zeros((len(group) if graph is None else graph.size(len(group)), 1 + codes.shape[1]), np.int64)
+        numbers[:, 0] = self.max_num_seqs
+        numbers[: len(group), 0] = [stream.slot for stream in group if stream.slot is not None]
+        numbers[: len(group), 1:] = codes
         for stream in group:
             del stream.pending[:count]
-        try:
-            samples = self.decoder.step(torch.from_numpy(codes).to(self._device), self._state, slots).cpu().numpy()
-        except RuntimeError as error:
-            self._fail(group, f"decode {count} frames of each of {len(group)} streams", error)
-            return
-        for stream, row in zip(group, samples, strict=True):
-            stream.served = self._steps
-            if not stream.ended:  # an earlier stream's on_audio may have aborted it
-                stream.on_audio(row)
+            stream.served, stream.decoding = self._steps, True
         self._steps += 1
+        try:
+            samples = (graph or self._decoded)(sent(numbers, self._device))
+            self._flight = _Flight(group, self._lane.home(samples[: len(group)]))
+        except torch.AcceleratorError:
+            raise  # the device itself has failed
+        except RuntimeError as error:
+            for stream in group:
+                stream.decoding = False
+            self._fail(group, f"decode {count} frames of each of {len(group)} streams", error)
+
+    def _decoded(self, numbers: Tensor) -> Tensor:
+        """numbers int64 [B, 1 + T * 16], slot and codes -> samples float32 [B, T * 1920]. Tensors only."""
+        codes = numbers[:, 1:].unflatten(1, (-1, self.decoder.config.codebooks))
+        return self.decoder.step(codes, self._state, numbers[:, 0].contiguous())
+
+    def _capture(self) -> None:
+        pool = GraphPool()
+        for count in GRAPH_FRAMES:
+            most = min(self.max_num_seqs, MAX_GRAPH_FRAMES // count)
+            sizes = {most, *(1 << power for power in range(most.bit_length()))}
+            nobody = torch.zeros(1, 1 + count * self.decoder.config.codebooks, dtype=torch.int64, device=self._device)
+            nobody[:, 0] = self.max_num_seqs
+            self._graphs[count] = Graphed(self._decoded, rows=(nobody,), sizes=sizes, pool=pool)
+            self._graphs[count].prepare()
+
+    def _land(self) -> bool:
+        """Hand on what the flight has made, if it has arrived."""
+        flight = self._flight
+        if flight is None or not flight.arrival.there:
+            return False
+        self._flight = None
+        for stream in flight.streams:
+            stream.decoding = False
+        for stream, row in zip(flight.streams, flight.arrival.numpy(), strict=True):
+            if not stream.ended:  # it may have been aborted since, also by an earlier stream's on_audio
+                stream.on_audio(row)
+        return True
 
     def _fail(self, streams: list[Stream], what: str, error: RuntimeError) -> None:
         """The device refused (out of memory, say): these streams end in the next step, the others go on."""

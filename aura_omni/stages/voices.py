@@ -59,7 +59,7 @@ class Speaking:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reference:
-    """What is kept of a reference recording.
+    """What is kept of a reference recording, on the host: stages use it in lanes of their own.
 
     speaker [H] is its vector; codes int64 [T, 16] and text_ids (its transcript) only to continue from it.
     """

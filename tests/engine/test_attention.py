@@ -8,6 +8,7 @@ from aura_omni.engine.attention import PagedKV
 from aura_omni.engine.kv_cache import KVCache
 from aura_omni.engine.sequence import Batch, MediaSpan, Sequence
 from aura_omni.flow import Sampling
+from aura_omni.models.layers import KeyValues
 
 
 def assert_same(ours: torch.Tensor, reference: torch.Tensor) -> None:
@@ -42,10 +43,20 @@ class Paged:
             assert one.pages or self.cache.admit(one)
         counts = tuple(count for _, count in rows)
         batch = Batch(tuple(one for one, _ in rows), tuple(one.computed for one, _ in rows), counts)
-        hidden = self.stage.forward(batch, self.kv.step(batch))
+        hidden = self.stage.forward(batch, self.kv.step(batch) if max(counts) > 1 else self.decode_step(batch))
         for one, count in rows:
             one.computed += count
         return list(hidden.split(counts))
+
+    def decode_step(self, batch: Batch) -> KeyValues:
+        """From tensors; beyond a sequence's own pages the table names those of others."""
+        size, widest = self.cache.page_size, max(len(one.pages) for one in batch.sequences) + 1
+        table = torch.full((len(batch.sequences), widest), batch.sequences[0].pages[0], dtype=torch.int32)
+        for row, one in enumerate(batch.sequences):
+            table[row, : len(one.pages)] = torch.tensor(one.pages)
+        rows = list(zip(batch.sequences, batch.starts, strict=True))
+        slot = torch.tensor([one.pages[start // size] * size + start % size for one, start in rows])
+        return self.kv.decode_step(slot, torch.tensor(batch.starts, dtype=torch.int32) + 1, table)
 
 
 @pytest.mark.parametrize("mrope", [False, True])

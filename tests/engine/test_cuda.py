@@ -1,14 +1,22 @@
 """On a GPU: our kernels against the plain code they stand for, and steps replayed from graphs against steps as written."""
 
+import dataclasses
+import threading
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_stage import GREEDY, Request, TinyStage, make_runner, prompt, run
+from tiny_stage import GREEDY, SAMPLINGS, Request, TinyStage, make_runner, prompt, requests_of, run
 
-from aura_omni.engine.sampler import Draw, pick
+from aura_omni.engine.engine import Engine
+from aura_omni.engine.lane import Lane
+from aura_omni.engine.runner import ArRunner
+from aura_omni.engine.sampler import Draw, Filters, pick
+from aura_omni.engine.seats import Seats
 from aura_omni.flow import Sampling
-from aura_omni.models.layers import RMSNorm, Rope, rotate
+from aura_omni.models.layers import DenseKV, RMSNorm, Rope, rotate
 
 pytestmark = pytest.mark.gpu
 
@@ -86,13 +94,18 @@ def test_fused_layers_equal_the_plain_ones(dtype):
     norm.weight.data.uniform_(0.5, 1.5)
     assert (fused.rms_norm(x, norm.weight, 1e-6) - norm(x)).abs().max() <= limit
     q_norm, k_norm = (RMSNorm(128, 1e-6).cuda().to(dtype) for _ in range(2))
+    more = torch.randn(37, 2_048, device="cuda").to(dtype)
+    total, normed = fused.add_rms_norm(x, more, norm.weight, 1e-6)
+    assert torch.equal(total, x + more)
+    assert (normed - norm(x + more)).abs().max() <= limit
     qkv = torch.randn(37, (16 + 2 * 8) * 128, device="cuda").to(dtype)
-    cos, sin = Rope(128, 1e6).tables(torch.arange(37, device="cuda"), dtype)
-    q, k = fused.qk_norm_rope(qkv, q_norm.weight, k_norm.weight, cos, sin, 1e-6, heads=16, kv_heads=8)
-    plain_q = rotate(q_norm(qkv[:, : 16 * 128].view(37, 16, 128)), cos, sin)
-    plain_k = rotate(k_norm(qkv[:, 16 * 128 : 24 * 128].view(37, 8, 128)), cos, sin)
-    assert (q - plain_q).abs().max() <= limit
-    assert (k - plain_k).abs().max() <= limit
+    tables = Rope(128, 1e6).tables(torch.arange(37, device="cuda"), dtype)
+    for cos, sin in (tables, [table[9:10].expand(37, -1) for table in tables]):
+        q, k = fused.qk_norm_rope(qkv, q_norm.weight, k_norm.weight, cos, sin, 1e-6, heads=16, kv_heads=8)
+        plain_q = rotate(q_norm(qkv[:, : 16 * 128].view(37, 16, 128)), cos, sin)
+        plain_k = rotate(k_norm(qkv[:, 16 * 128 : 24 * 128].view(37, 8, 128)), cos, sin)
+        assert (q - plain_q).abs().max() <= limit
+        assert (k - plain_k).abs().max() <= limit
     both = torch.randn(37, 2 * 3_072, device="cuda").to(dtype)
     plain = F.silu(both[:, :3_072]) * both[:, 3_072:]
     assert (fused.silu_mul(both) - plain).abs().max() <= limit
@@ -110,19 +123,141 @@ def test_the_fused_draw_is_the_plain_one(vocabulary):
     assert (plain != fused).sum() <= 1
 
 
-def test_steps_from_graphs_equal_steps_as_written():
-    def outputs(graphs: bool) -> list[list[int]]:
-        stage = TinyStage(device="cuda")
-        requests = [
-            Request(
-                prompt(5 + 3 * seed, seed=seed), Sampling(temperature=0.7 * (seed % 2), max_tokens=9 + seed, seed=seed)
+@pytest.mark.parametrize("vocabulary", [5_000, 151_936])
+def test_the_fused_draw_from_a_large_vocabulary_is_the_plain_one(vocabulary):
+    torch.manual_seed(0)
+    rows = [Sampling(temperature=t) for t in (0.0, 0.5, 1.0, 1.5)] * 5
+    logits = torch.randn(len(rows), vocabulary) * 3
+    logits[0, 17] = logits[0, 4_500] = 50.0  # the first maximum counts
+    seeds, steps = [7 * row for row in range(len(rows))], list(range(len(rows)))
+    plain = pick(logits, Draw.of(rows, seeds, steps, torch.device("cpu")))
+    fused = pick(logits.cuda(), Draw.of(rows, seeds, steps, torch.device("cuda"))).cpu()
+    assert (plain != fused).sum() <= 1
+
+
+def test_a_draw_from_what_is_not_a_number_is_an_id():
+    for vocabulary in (100, 3_072, 5_000):
+        logits = torch.full((2, vocabulary), torch.nan, device="cuda")
+        for sampling in (Sampling(temperature=0.0), Sampling(), Sampling(top_k=5)):
+            draw = Draw.of([sampling, Sampling()], [0, 0], [0, 0], torch.device("cuda"))
+            ids = pick(logits, draw)
+            assert ((ids >= 0) & (ids < vocabulary)).all()
+
+
+@pytest.mark.parametrize("vocabulary", [97, 3_072, 151_936])
+def test_fused_constraints_are_the_plain_ones(vocabulary):
+    samplings = [
+        Sampling(),
+        Sampling(logit_bias={5: 2.0, 7: -100.0}, min_tokens=4, repetition_penalty=1.3),
+        Sampling(presence_penalty=0.5, frequency_penalty=0.25),
+        Sampling(repetition_penalty=0.5, min_tokens=2),
+    ]
+    logits = torch.randn(6, vocabulary)
+    logits[:, 11] = -torch.inf
+    seat, step = torch.tensor([3, 0, 1, 2, 4, 4]), torch.tensor([3, 3, 3, 3, 0, 0])
+    found = []
+    for device in ("cpu", "cuda"):
+        seats = Seats(4, hidden=8, vocabulary=vocabulary, dtype=torch.float32, device=torch.device(device))
+        for number, sampling in enumerate(samplings):
+            seats.fill(
+                number, sampling, inner=Sampling(), seed=1, prompt=[1, 2, 3], outputs=[5, 5, 6], stop_ids=[9, 10]
             )
-            for seed in range(7)
-        ]
-        run(make_runner(stage, graphs=graphs, max_num_seqs=5), *requests)
+        for _ in range(3):
+            seats.count(seat.to(device), torch.tensor([20, 21, 22, 23, 24, 24], device=device))
+        found.append(seats.constrain(logits.to(device), seat.to(device), step.to(device)).cpu())
+        for make in (seats.draw, seats.inner_draw):
+            draw = make(seat.to(device), step.to(device), Filters.of(samplings))
+            assert draw.floats.is_contiguous()
+    torch.testing.assert_close(found[1], found[0], atol=1e-5, rtol=1e-6)
+    assert torch.equal(found[1][1], logits[1])
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 2e-5), (torch.bfloat16, 2e-2)])
+def test_dense_attention_step_by_step_equals_plain_attention(dtype, limit):
+    fused, plain = (DenseKV(1, 3, 70, 8, 128, dtype=dtype, device=torch.device("cuda")) for _ in range(2))
+    for steps in (2, 1, 1, 7, 1, 4, 40, 1, 10):  # the last go beyond what the kernel takes
+        q = torch.randn(3 * steps, 16, 128, device="cuda").to(dtype)
+        qkv = torch.randn(3 * steps, 32 * 128, device="cuda").to(dtype)
+        k, v = (
+            qkv[:, 16 * 128 : 24 * 128].unflatten(1, (8, 128)).contiguous(),
+            qkv[:, 24 * 128 :].unflatten(1, (8, 128)),
+        )
+        with torch.no_grad():
+            ours = fused.attend(0, q, k, v)
+        with torch.enable_grad():
+            theirs = plain.attend(0, q, k, v)
+        for kv in (fused, plain):
+            kv.advance()
+        assert (ours.float() - theirs.float()).abs().max() < limit
+        assert torch.equal(fused.keys[..., : fused.length, :], plain.keys[..., : plain.length, :])
+        assert torch.equal(fused.values[..., : fused.length, :], plain.values[..., : plain.length, :])
+
+
+def test_keys_and_values_are_stored_in_their_slots(paged):
+    keys, values = (torch.zeros(40, 2, 64, device="cuda") for _ in range(2))
+    k, v = (torch.randn(3, 300, device="cuda")[:, 8:136].unflatten(1, (2, 64)) for _ in range(2))
+    slots = torch.tensor([35, 0, 17], device="cuda")
+    paged.store(k, v, slots, keys, values)
+    assert torch.equal(keys[slots], k)
+    assert torch.equal(values[slots], v)
+    assert keys.any(-1).any(-1).sum() == 3
+
+
+def test_steps_from_graphs_equal_steps_as_written():
+    def outputs(**options: Any) -> list[list[int]]:
+        requests = requests_of(10)
+        run(
+            make_runner(TinyStage(device="cuda"), max_num_seqs=5, pages=30, max_num_batched_tokens=24, **options),
+            *requests,
+        )
         return [request.heard for request in requests]
 
-    assert outputs(graphs=True) == outputs(graphs=False)
+    written = outputs()
+    assert outputs(graphs=True) == written
+    assert outputs(graphs=True, usual=(SAMPLINGS[2], GREEDY)) == written
+    on_cpu = requests_of(10)
+    for request in on_cpu:
+        run(make_runner(TinyStage()), request)
+    # Sums in another order may turn a draw that is nearly a tie.
+    assert sum(one.heard == other for one, other in zip(on_cpu, written, strict=True)) >= 8
+
+
+def test_steps_that_fail_on_the_host_leave_the_others_as_they_were_with_graphs_too():
+    alone = Request(prompt(9), dataclasses.replace(SAMPLINGS[2], seed=1))
+    run(make_runner(TinyStage(device="cuda"), graphs=True), alone)
+    stage = TinyStage(device="cuda")
+    stage.poison, stage.not_a_number = 95, 94
+    good, bad = Request(prompt(9), dataclasses.replace(SAMPLINGS[2], seed=1)), Request([1, 95, 2])
+    not_finite = Request([3, 94, 5])
+    run(make_runner(stage, graphs=True), good, bad, not_finite)
+    assert good.heard == alone.heard
+    assert bad.reason == not_finite.reason == "error"
+    assert "not finite" in str(not_finite.error)
+
+
+def test_two_lanes_at_once_give_what_each_gives_alone():
+    def runner(seed: int) -> ArRunner:
+        lane = Lane(torch.device("cuda"), urgent=seed == 0)
+        return make_runner(TinyStage(seed=seed, device="cuda"), graphs=True, lane=lane)
+
+    alone = []
+    for seed in range(2):
+        requests = requests_of(30)
+        run(runner(seed), *requests)
+        alone.append([request.heard for request in requests])
+    together, runners = [requests_of(30), requests_of(30)], [runner(0), runner(1)]
+    left = threading.Semaphore(0)
+    for requests in together:
+        for request in requests:
+            request.sequence.on_end = lambda *_: left.release()
+    with Engine({"first": runners[0], "second": runners[1]}) as engine:
+        for one, other in zip(*together, strict=True):
+            engine.post(lambda one=one: runners[0].add(one.sequence))
+            engine.post(lambda other=other: runners[1].add(other.sequence))
+        for _ in range(60):
+            assert left.acquire(timeout=60)
+        engine.check_integrity()
+    assert [[request.heard for request in requests] for requests in together] == alone
 
 
 def test_a_graph_step_with_positions_on_three_axes():

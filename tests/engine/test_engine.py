@@ -21,6 +21,7 @@ class Scripted:
         self.failure: Exception | None = None
         self.ended: list[Exception] = []
         self.steps = 0
+        self.flying = False
 
     def step(self) -> bool:
         self.steps += 1

@@ -53,7 +53,7 @@ def test_following_the_advice_works() -> None:
     assert plan_pages(80 * GIB, [replace(tight, max_model_len=tokens)], page_size=16)["aura"] * 16 >= tokens
 
 
-def test_the_longest_sequence_must_fit_beside_the_zero_page() -> None:
+def test_the_longest_sequence_must_fit_beside_the_spare_page() -> None:
     stage = StageNeeds("asr", 1.0, weight_bytes=500, activation_bytes=500, kv_bytes_per_token=100, max_model_len=160)
     enough = 1_000 + 11 * 16 * 100
     assert plan_pages(enough, [stage], page_size=16) == {"asr": 10}

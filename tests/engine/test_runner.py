@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +7,7 @@ import pytest
 import torch
 from tiny_stage import GREEDY, STOP, VOCABULARY, Request, TinyStage, make_runner, prompt, run
 
+from aura_omni.engine.seats import Seats
 from aura_omni.engine.sequence import MediaSpan, Sequence
 from aura_omni.errors import BadRequest, EngineError, Overloaded, PromptTooLong, Unavailable
 from aura_omni.flow import Sampling
@@ -422,39 +422,109 @@ def test_nothing_left_to_choose_from_is_an_error_not_a_token() -> None:
     assert request.heard == []
 
 
-def test_a_failing_advance_ends_those_it_was_for() -> None:
+def test_a_step_that_cannot_be_completed_ends_only_those_at_fault() -> None:
+    free = Request(prompt(9))
+    run(make_runner(TinyStage()), free)
+    bad_id = free.heard[2]
+
     class Stumbling(TinyStage):
-        def advance(self, sequences: Seq[Sequence], hidden: torch.Tensor, ids: torch.Tensor) -> list[Any]:
-            if any(sequence.generated == 3 for sequence in sequences):
+        def complete(self, hidden: torch.Tensor, ids: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            if bad_id in ids.tolist():
                 raise RuntimeError("stumbled")
-            return super().advance(sequences, hidden, ids)
+            return super().complete(hidden, ids, *rest)
 
-    runner = make_runner(Stumbling())
+    sampling = replace(SEEDED, logit_bias={bad_id: -100.0}, presence_penalty=0.3)
+    one, two, alone = Request(prompt(9)), Request(prompt(9, seed=1), sampling), Request(prompt(9, seed=1), sampling)
+    run(make_runner(TinyStage()), alone)
+    run(make_runner(Stumbling()), one, two)
+    assert (one.reason, one.heard) == ("error", free.heard[: free.heard.index(bad_id)])
+    assert (two.reason, two.heard) == ("length", alone.heard)
+
+
+def test_a_stage_that_cannot_hear_a_step_ends_the_sequence_it_was_of() -> None:
+    class Deaf(TinyStage):
+        def heard(self, sequence: Sequence, values: Any) -> int:
+            if sequence is one.sequence and sequence.generated == 3:
+                raise RuntimeError("stumbled")
+            return super().heard(sequence, values)
+
     one, two = Request(prompt(9)), Request(prompt(9, seed=1))
-    later = Request(prompt(9, seed=2), replace(GREEDY, max_tokens=2))
-    run(runner, one, two)
-    run(runner, later)
-    assert [(request.reason, len(request.heard)) for request in (one, two, later)] == [
-        ("error", 2),
-        ("error", 2),
-        ("length", 2),
-    ]
+    run(make_runner(Deaf()), one, two)
+    assert [(request.reason, len(request.heard)) for request in (one, two)] == [("error", 2), ("length", 8)]
 
 
-def test_advance_gets_only_those_that_go_on() -> None:
-    calls: list[tuple[list[Sequence], torch.Tensor]] = []
+def test_an_id_is_completed_from_the_row_it_was_drawn_from_and_heard_unless_it_ends_the_sequence() -> None:
+    heard: list[Sequence] = []
 
     class Watched(TinyStage):
-        def advance(self, sequences: Seq[Sequence], hidden: torch.Tensor, ids: torch.Tensor) -> list[Any]:
-            calls.append((list(sequences), self.logits(hidden).argmax(-1)))
-            assert self.last_logits.argmax(-1).tolist() == ids.tolist()
-            return super().advance(sequences, hidden, ids)
+        def complete(self, hidden: torch.Tensor, ids: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            best = self.logits(hidden).argmax(-1)
+            assert torch.where(ids == STOP, STOP, best).tolist() == ids.tolist()
+            return super().complete(hidden, ids, *rest)
+
+        def heard(self, sequence: Sequence, values: Any) -> int:
+            heard.append(sequence)
+            return super().heard(sequence, values)
 
     one = Request(prompt(9), replace(GREEDY, max_tokens=2))
     stopping = Request(prompt(9, seed=1), replace(GREEDY, logit_bias={STOP: 100.0}))
     two = Request(prompt(9, seed=2), replace(GREEDY, max_tokens=1))
     run(make_runner(Watched()), one, stopping, two)
-    assert [sequences for sequences, _ in calls] == [[one.sequence, two.sequence], [one.sequence]]
+    assert heard == [one.sequence, two.sequence, one.sequence]
+
+
+def test_a_seat_that_cannot_be_filled_ends_only_the_request_it_was_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    fill = Seats.fill
+
+    def stumbling(seats: Seats, seat: int, sampling: Sampling, **rest: Any) -> None:
+        if sampling.seed == 13:
+            raise RuntimeError("no memory")
+        fill(seats, seat, sampling, **rest)
+
+    monkeypatch.setattr(Seats, "fill", stumbling)
+    bad, good, ended = Request(prompt(9), replace(GREEDY, seed=13)), Request(prompt(9)), Request(prompt(9, seed=1))
+    runner = make_runner(TinyStage())
+    bad.sequence.on_end = lambda *_: runner.abort(ended.sequence)
+    want = expected(good)
+    run(runner, bad, good, ended)
+    assert bad.sequence.finished == "error"
+    assert ended.reason == "cancelled"
+    assert good.heard == want
+
+
+def test_a_seat_keeps_nothing_of_its_former_owner() -> None:
+    runner = make_runner(TinyStage(), max_num_seqs=1)
+    wild = replace(
+        GREEDY, logit_bias={3: 50.0}, repetition_penalty=1.9, presence_penalty=2.0, frequency_penalty=2.0, min_tokens=4
+    )
+    mild = replace(GREEDY, repetition_penalty=1.1, presence_penalty=0.1, min_tokens=2)
+    for sampling in (GREEDY, SEEDED, mild):
+        run(runner, Request(prompt(9, seed=5), wild))
+        after, fresh = (Request(prompt(9), sampling) for _ in range(2))
+        run(runner, after)
+        run(make_runner(TinyStage()), fresh)
+        assert after.heard == fresh.heard
+
+
+def test_rows_of_decoding_in_one_step_with_prompts_equal_each_alone() -> None:
+    """Some decode, one is in the middle of its prompt, and one ends its prompt, with and without penalties."""
+    samplings = [GREEDY, replace(SEEDED, repetition_penalty=1.2), replace(GREEDY, frequency_penalty=0.6), SEEDED]
+
+    def make(index: int) -> Request:
+        media = (MediaSpan(7, 5, b"m"),) if index == 2 else ()
+        return Request(prompt(5 + 9 * index, seed=index), replace(samplings[index], max_tokens=12), media=media)
+
+    alone, together = [make(index) for index in range(4)], [make(index) for index in range(4)]
+    for request in alone:
+        run(make_runner(TinyStage()), request)
+    stage = TinyStage()
+    runner = make_runner(stage, max_num_batched_tokens=14)
+    for request in together:  # each prompt comes while the former ones decode
+        runner.add(request.sequence)
+        runner.step()
+        runner.check_integrity()
+    run(runner)
+    assert [request.heard for request in together] == [request.heard for request in alone]
 
 
 def test_a_dead_device_is_not_a_failed_request() -> None:

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
-from aura_omni.engine.sampler import Constraints, Draw, constrain, pick
+from aura_omni.engine.sampler import Draw, Filters, pick
 from aura_omni.flow import Sampling
 
 CPU = torch.device("cpu")
@@ -15,15 +13,6 @@ def draws(logits: torch.Tensor, sampling: Sampling, count: int, *, seed: int = 0
     """count draws of one row of logits [V], at steps 0 to count - 1."""
     draw = Draw.of([sampling] * count, [seed] * count, range(count), CPU)
     return pick(logits.expand(count, -1), draw, stream=stream)
-
-
-def constraints(
-    sampling: Sampling, prompt: list[int], outputs: list[int], stop_ids: tuple[int, ...] = ()
-) -> Constraints:
-    made = Constraints(sampling, prompt=prompt, stop_ids=stop_ids)
-    for token in outputs:
-        made.add(token)
-    return made
 
 
 @pytest.mark.parametrize(
@@ -105,6 +94,17 @@ def test_greedy_rows_take_the_first_maximum_whoever_their_neighbours_are() -> No
         assert ids[2] == 0
 
 
+def test_filters_that_only_others_use_change_nothing() -> None:
+    logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(2))
+    rows = [Sampling(), Sampling(temperature=0.0), Sampling(top_k=7), Sampling(temperature=0.3)]
+    alone = Draw.of(rows, [1, 2, 3, 4], [5, 6, 7, 8], CPU)
+    wider = Filters.of([Sampling(top_k=40, top_p=0.3, min_p=0.2)])
+    for step in range(40):
+        alone.integers[:, 2] = step
+        among_others = Draw(alone.floats, alone.integers, alone.filters | wider)
+        assert pick(logits, among_others).tolist() == pick(logits, alone).tolist()
+
+
 def test_what_is_banned_is_never_drawn() -> None:
     logits = torch.tensor([0.0, -torch.inf, 0.0, -torch.inf])
     assert set(draws(logits, Sampling(temperature=100.0), 300).tolist()) == {0, 2}
@@ -143,111 +143,6 @@ def test_streams_of_one_step_are_not_the_draws_of_another_step() -> None:
     draw = Draw.of([Sampling()] * 8, [0] * 8, range(8), CPU)
     ids = [token for stream in range(16) for token in pick(logits, draw, stream=stream).tolist()]
     assert len(set(ids)) > 120
-
-
-# ---------------------------------------------------------------- bias, bans, penalties
-
-
-def test_penalties_equal_values_worked_out_by_hand() -> None:
-    logits = torch.tensor([[2.0, -2.0, 1.0, 4.0, -1.0, 0.5]])
-    sampling = Sampling(
-        logit_bias={0: 1.0, 5: -3.0},
-        repetition_penalty=2.0,
-        presence_penalty=0.5,
-        frequency_penalty=0.25,
-        min_tokens=4,
-    )
-    row = constraints(sampling, prompt=[0, 1], outputs=[3, 3, 4], stop_ids=(2,))
-    # 0: (2 + 1) / 2   1: -2 * 2   2: banned   3: 4 / 2 - 0.5 - 2 * 0.25   4: -1 * 2 - 0.5 - 0.25   5: 0.5 - 3
-    expected = torch.tensor([[1.5, -4.0, -torch.inf, 1.0, -2.75, -2.5]])
-    torch.testing.assert_close(constrain(logits, [row]), expected)
-
-
-def test_the_input_is_not_changed_and_rows_without_constraints_stay() -> None:
-    logits = torch.randn(3, 10)
-    before = logits.clone()
-    row = constraints(Sampling(presence_penalty=1.0), [], [4])
-    out = constrain(logits, [None, row, None])
-    assert torch.equal(logits, before)
-    assert torch.equal(out[[0, 2]], before[[0, 2]])
-    assert torch.equal((out != before).nonzero(), torch.tensor([[1, 4]]))
-
-
-def test_without_constraints_nothing_is_copied() -> None:
-    logits = torch.randn(2, 10)
-    assert constrain(logits, [None, None]) is logits
-
-
-def test_each_row_has_its_own_constraints() -> None:
-    logits = torch.ones(3, 5)
-    rows = [
-        constraints(Sampling(logit_bias={1: 2.0}), [], []),
-        constraints(Sampling(frequency_penalty=0.5), [], [1, 1, 2]),
-        constraints(Sampling(repetition_penalty=4.0), [0], [3]),
-    ]
-    expected = torch.tensor([[1, 3, 1, 1, 1], [1, 0, 0.5, 1, 1], [0.25, 1, 1, 0.25, 1]])
-    torch.testing.assert_close(constrain(logits, rows), expected)
-
-
-def test_stop_ids_are_banned_until_min_tokens_are_out() -> None:
-    row = constraints(Sampling(min_tokens=2), [], [], stop_ids=(1, 3))
-    for expected in ([1, 3], [1, 3], []):
-        banned = constrain(torch.zeros(1, 5), [row])[0].isinf().nonzero().flatten().tolist()
-        assert banned == expected
-        row.add(0)
-
-
-def test_ids_of_a_prompt_that_the_head_does_not_have_are_no_matter() -> None:
-    row = constraints(Sampling(repetition_penalty=2.0), [2, 151_655, -1], [])
-    assert constrain(torch.ones(1, 4), [row]).tolist() == [[1.0, 1.0, 0.5, 1.0]]
-
-
-def test_what_is_banned_already_stays_banned() -> None:
-    sampling = Sampling(logit_bias={0: 100.0}, repetition_penalty=0.5, frequency_penalty=-2.0)
-    row = constraints(sampling, [0], [0])
-    assert constrain(torch.tensor([[-torch.inf, 0.0]]), [row])[0, 0] == -torch.inf
-
-
-@pytest.mark.parametrize(
-    ("changes", "needed"),
-    [
-        ({}, False),
-        ({"temperature": 0.5, "top_k": 3, "seed": 1, "stop_token_ids": (5,)}, False),
-        ({"logit_bias": {1: 1.0}}, True),
-        ({"min_tokens": 1}, True),
-        ({"repetition_penalty": 1.05}, True),
-        ({"presence_penalty": -0.1}, True),
-        ({"frequency_penalty": 0.1}, True),
-    ],
-)
-def test_only_requests_that_ask_for_constraints_pay_for_them(changes: dict[str, Any], needed: bool) -> None:
-    assert Constraints.needed(Sampling(**changes)) is needed
-
-
-@pytest.mark.reference
-@pytest.mark.parametrize("penalty", [0.7, 1.05, 2.0])
-def test_repetition_penalty_equals_transformers(penalty: float) -> None:
-    from transformers import RepetitionPenaltyLogitsProcessor
-
-    logits = torch.randn(1, 50)
-    tokens = [3, 3, 7, 49, 0]
-    expected = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([tokens]), logits.clone())
-    sampling = Sampling(repetition_penalty=penalty)
-    for split in (0, 2, 5):
-        ours = constrain(logits, [constraints(sampling, tokens[:split], tokens[split:])])
-        torch.testing.assert_close(ours, expected, atol=0, rtol=1e-6)
-
-
-@pytest.mark.reference
-def test_bias_and_bans_equal_transformers() -> None:
-    from transformers import MinNewTokensLengthLogitsProcessor, SequenceBiasLogitsProcessor
-
-    logits = torch.randn(1, 50)
-    ids = torch.tensor([[5, 6, 7, 8]])  # two of the prompt, two said
-    expected = SequenceBiasLogitsProcessor([[[4], 2.5], [[9], -1.5]])(ids, logits.clone())
-    expected = MinNewTokensLengthLogitsProcessor(2, 3, [11, 12], device="cpu")(ids, expected)
-    row = constraints(Sampling(logit_bias={4: 2.5, 9: -1.5}, min_tokens=3), [5, 6], [7, 8], stop_ids=(11, 12))
-    torch.testing.assert_close(constrain(logits, [row]), expected)
 
 
 @pytest.mark.reference

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from hashlib import sha256
+from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aura_omni.engine.runner import ArRunner
@@ -52,7 +56,8 @@ class TinyStage(StageModel):
         # Small beside what the layers add: else the tied head would only repeat the last token.
         self.embedding = 0.1 * torch.randn(VOCABULARY, 32, generator=random)
         self.embedding[STOP] = 0.0  # never the best: tests that want a stop ask for it
-        self.head = self.embedding.T.to(self.device, dtype)
+        self.embedding = self.embedding.to(self.device, dtype)
+        self.head = self.embedding.T
         self.decoder.to(self.device, dtype)
         self.poison: int | None = None  # a token id whose row makes forward raise
         self.not_a_number: int | None = None  # a token id whose row is not finite
@@ -61,7 +66,7 @@ class TinyStage(StageModel):
 
     def embed(self, sequence: Sequence, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Embeddings [n, H] and positions [n] or [3, n] of rows [start, stop)."""
-        x = self.embedding[sequence.tokens[start:stop]].clone()
+        x = self.embedding[sequence.tokens[start:stop]].float().cpu()
         positions = torch.arange(sequence.length).repeat(3, 1)
         for span in sequence.media:
             noise = torch.Generator().manual_seed(int.from_bytes(sha256(span.key).digest()[:7], "big"))
@@ -88,13 +93,19 @@ class TinyStage(StageModel):
         ]
         return Rows(torch.cat([x for x, _ in rows]), torch.cat([positions for _, positions in rows], dim=-1))
 
+    def position(self, sequence: Sequence, row: int) -> tuple[int, ...]:
+        return tuple(self.embed(sequence, row, row + 1)[1].flatten().tolist())
+
     def logits(self, hidden: Tensor) -> Tensor:
         self.last_logits = 3 * (hidden @ self.head).float()
         return self.last_logits
 
-    def advance(self, sequences: Seq[Sequence], hidden: Tensor, ids: Tensor) -> list[int]:
-        assert len(sequences) == len(hidden) == len(ids)
-        return ids.tolist()
+    def complete(self, hidden: Tensor, ids: Tensor, draw: Draw, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        assert len(hidden) == len(ids) == len(draw.floats) == len(draw.integers) == len(numbers)
+        return ids[:, None], F.embedding(ids, self.embedding)
+
+    def heard(self, sequence: Sequence, values: np.ndarray) -> int:
+        return int(values[0])
 
     def dense(self, sequence: Sequence) -> Tensor:
         """Hidden [rows, H] of all rows of the sequence, computed at once with `DenseKV`."""
@@ -159,8 +170,8 @@ class Request:
         return error
 
 
-def make_runner(model: TinyStage, **changes: int | bool) -> ArRunner:
-    options: dict[str, int | bool] = {
+def make_runner(model: TinyStage, **changes: Any) -> ArRunner:
+    options: dict[str, Any] = {
         "pages": 64,
         "page_size": 4,
         "max_num_seqs": 8,
@@ -177,8 +188,9 @@ def run(runner: ArRunner, *requests: Request, limit: int = 2000) -> None:
     for request in requests:
         runner.add(request.sequence)
     for _ in range(limit):
-        if not runner.step():
+        if not runner.busy:
             break
+        runner.step()
         runner.check_integrity()
     assert not runner.busy
     assert runner.counters.pages_used == 0
@@ -186,3 +198,23 @@ def run(runner: ArRunner, *requests: Request, limit: int = 2000) -> None:
 
 def prompt(length: int, *, seed: int = 0) -> list[int]:
     return torch.randint(0, VOCABULARY - 1, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+SAMPLINGS = [
+    GREEDY,
+    Sampling(temperature=0.7),
+    Sampling(temperature=0.8, top_k=20, repetition_penalty=1.2, min_tokens=3),
+    Sampling(temperature=0.0, presence_penalty=0.5, frequency_penalty=0.2, logit_bias={5: 2.0}),
+    Sampling(temperature=1.2, top_p=0.8, min_p=0.02),
+]
+
+
+def requests_of(count: int) -> list[Request]:
+    """Of all lengths and ways to sample."""
+    return [
+        Request(
+            prompt(5 + 3 * seed, seed=seed),
+            replace(SAMPLINGS[seed % len(SAMPLINGS)], max_tokens=9 + seed, seed=seed),
+        )
+        for seed in range(count)
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -52,6 +53,16 @@ def sampled_ids(stage: Any, sequences: Seq[Sequence], hidden: Tensor) -> Tensor:
     return pick(logits, draw)
 
 
+def completed(stage: Any, sequences: Seq[Sequence], hidden: Tensor, ids: Tensor) -> np.ndarray:
+    """What the stage makes of the ids: int64 [B, K]. The rows that it makes too are left; the next step asks for them."""
+    draw = Draw.of(
+        [s.inner for s in sequences], [s.seed for s in sequences], [s.generated for s in sequences], hidden.device
+    )
+    numbers = torch.tensor([stage.numbers(s, ahead=0) for s in sequences], dtype=torch.int64)
+    values, _ = stage.complete(hidden, ids, draw, numbers)
+    return values.numpy()
+
+
 def run(stage: Any, sequences: Seq[Sequence], *, rows_per_step: int = 10**6) -> None:
     """To the end of each sequence; every one is prefilled alone, then all are stepped together."""
     kv, waiting = PlainKV(), list(sequences)
@@ -70,10 +81,9 @@ def run(stage: Any, sequences: Seq[Sequence], *, rows_per_step: int = 10**6) -> 
         sampled = [batch.sequences[index] for index in done]
         ids = sampled_ids(stage, sampled, hidden[last[done]])
         going = [n for n, s in enumerate(sampled) if int(ids[n]) not in s.stop_ids]
-        outputs = stage.advance([sampled[n] for n in going], hidden[last[done]][going], ids[going]) if going else []
-        for n, output in zip(going, outputs, strict=True):
+        for n, values in zip(going, completed(stage, sampled, hidden[last[done]], ids)[going], strict=True):
             sampled[n].tokens.append(int(ids[n]))
-            sampled[n].on_output(output)
+            sampled[n].on_output(stage.heard(sampled[n], values))
         for n, sequence in enumerate(sampled):
             if n not in going:
                 sequence.finished = "stop"

@@ -35,6 +35,7 @@ from tests.asr_tiny import (
     reference_inputs,
     write_checkpoint,
 )
+from tests.stages.drive import completed
 
 CPU = {"device": torch.device("cpu"), "dtype": torch.float32}
 
@@ -81,8 +82,8 @@ def decode(
     for _ in range(steps):
         last = torch.stack([mine[-1] for mine in rows])
         ids = stage.logits(last).argmax(-1)
-        for sequence, token in zip(sequences, stage.advance(sequences, last, ids), strict=True):
-            sequence.tokens.append(token)
+        for sequence, values in zip(sequences, completed(stage, sequences, last, ids), strict=True):
+            sequence.tokens.append(stage.heard(sequence, values))
         rows = step([sequence.length for sequence in sequences])
     return [sequence.outputs for sequence in sequences], [torch.cat(mine) for mine in hidden]
 

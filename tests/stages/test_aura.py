@@ -27,6 +27,7 @@ from tests.aura_tiny import (
     video,
     write_checkpoint,
 )
+from tests.stages.drive import completed
 
 CLOSE = 2e-5
 CPU = torch.device("cpu")
@@ -141,8 +142,8 @@ def test_sequences_of_different_delta_do_not_notice_each_other(aura: AuraStage) 
         hidden = forward(aura, kv, *parts)
         ends = torch.tensor([count for _, _, count in parts]).cumsum(0) - 1
         ids = aura.logits(hidden[ends]).argmax(-1)
-        for sequence, token in zip(sequences, aura.advance(sequences, hidden[ends], ids), strict=True):
-            sequence.tokens.append(token)
+        for sequence, values in zip(sequences, completed(aura, sequences, hidden[ends], ids), strict=True):
+            sequence.tokens.append(aura.heard(sequence, values))
         parts = [(sequence, sequence.length - 1, 1) for sequence in sequences]
     assert [sequence.outputs for sequence in sequences] == alone
 

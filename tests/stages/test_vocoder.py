@@ -20,6 +20,8 @@ from aura_omni.models.codec_state import CodecState
 from aura_omni.models.weights import to_published
 from aura_omni.stages.vocoder import Reference, Stream, VocoderRunner, load
 from tests.models.codec_reference import TINY, random_codes, tiny
+from tests.replayed import without_cuda
+from tests.slow_lane import SlowLane
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +99,13 @@ def test_the_first_frame_becomes_audio_at_once(decoder: CodecDecoder) -> None:
     assert not heard.ends
 
 
-def test_forty_streams_through_eight_slots_each_sound_as_alone(decoder: CodecDecoder) -> None:
-    runner = VocoderRunner(decoder, max_num_seqs=8, max_waiting=32)
+@pytest.mark.parametrize("graphs", [False, True])
+def test_forty_streams_through_eight_slots_each_sound_as_alone(
+    decoder: CodecDecoder, graphs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = without_cuda(monkeypatch)
+    runner = VocoderRunner(decoder, max_num_seqs=8, max_waiting=32, graphs=graphs)
+    captured = len(recorded)
     random = np.random.default_rng(0)
     codes = [codes_of(int(random.integers(1, 30)), seed=n) for n in range(40)]
     opened = [start(runner) for _ in codes]
@@ -117,6 +124,7 @@ def test_forty_streams_through_eight_slots_each_sound_as_alone(decoder: CodecDec
         runner.check_integrity()
         busiest = max(busiest, runner.slots_used)
     assert busiest == 8
+    assert len(recorded) == captured == (16 if graphs else 0)
     assert runner.slots_used == 0
     for (_, heard), frames in zip(opened, codes, strict=True):
         assert heard.ends == [("stop", None)]
@@ -431,3 +439,54 @@ def test_a_missing_field_is_named(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=r"lacks .decoder_config"):
         load(Checkpoint.find(str(folder)), device=torch.device("cpu"), dtype=torch.float32)
+
+
+def test_frames_under_way_are_heard_when_they_arrive_unless_their_stream_has_ended(decoder: CodecDecoder) -> None:
+    """Eight streams through two slots; some are aborted, and frames are pushed and closed, while steps are under way."""
+    dice, lane = np.random.default_rng(5), SlowLane()
+    runner = VocoderRunner(decoder, max_num_seqs=2, max_waiting=8, lane=lane)
+    codes = [codes_of(int(dice.integers(1, 20)), seed=n) for n in range(8)]
+    opened = [start(runner) for _ in codes]
+    sent = [0] * len(codes)
+    launched = 0
+    while any(not heard.ends for _, heard in opened):
+        for n, (stream, _) in enumerate(opened):
+            if stream.closing or stream.ended:
+                continue
+            few = int(dice.integers(0, 5))
+            runner.push(stream, codes[n][sent[n] : sent[n] + few])
+            sent[n] += few
+            if sent[n] >= len(codes[n]):
+                runner.close(stream)
+            elif n % 4 == 3 and dice.random() < 0.1:
+                runner.abort(stream)
+        launched += runner.step() and runner.flying
+        runner.check_integrity()
+        if dice.random() < 0.5:
+            lane.arrive()
+    assert launched > 8
+    for n, (_, heard) in enumerate(opened):
+        samples = whole(decoder, codes[n])
+        assert heard.ends == [("stop", None)] or n % 4 == 3
+        if heard.ends == [("stop", None)]:
+            np.testing.assert_allclose(heard.samples, samples, atol=1e-5)
+        else:
+            np.testing.assert_allclose(heard.samples, samples[: len(heard.samples)], atol=1e-5)
+    assert ("cancelled", None) in [heard.ends[0] for _, heard in opened]
+    assert runner.slots_used == 0
+
+
+def test_all_streams_end_and_the_device_is_waited_for_when_the_runner_is_closed(decoder: CodecDecoder) -> None:
+    lane = SlowLane()
+    runner = VocoderRunner(decoder, max_num_seqs=1, lane=lane)
+    opened = [start(runner) for _ in range(2)]
+    for stream, _ in opened:
+        runner.push(stream, codes_of(2, seed=1))
+    runner.step()
+    assert runner.flying
+    error = EngineError("stopping")
+    runner.abort_all(error)
+    assert [heard.ends for _, heard in opened] == [[("error", error)]] * 2
+    assert lane.waited == 1
+    assert not runner.flying
+    assert not runner.step()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from random import Random
 
@@ -16,15 +17,15 @@ from aura_omni.media.video import video_of
 from aura_omni.stages.aura import AuraStage
 from tests.aura_tiny import PlainKV, forward, sequence_of
 from training.aura import draw, speed, train, vocabulary
-from training.aura.data import Maker, Plan
-from training.aura.dialogue import live
+from training.aura.data import Maker, Plan, Room
+from training.aura.dialogue import live, look
 from training.aura.draw import Painter
 from training.aura.export import export
-from training.aura.looks import Album
-from training.aura.model import POSITIONS, SMOKE, Feeder, control_ids, network, outcome
+from training.aura.looks import Album, Look
+from training.aura.model import IGNORED, POSITIONS, SMOKE, Feeder, control_ids, network, outcome
 from training.aura.probe import Case, CaseMaker, positions_read
 from training.aura.questions import View, count, named
-from training.aura.world import BIG, COLOURS, SHAPES, Scene, Start, held_out
+from training.aura.world import BIG, COLOURS, NAMELESS, RGB, SHAPES, Scene, Start, held_out
 
 CPU = torch.device("cpu")
 PHOTOS = np.random.default_rng(0).integers(0, 255, (2, 144, 256, 3), dtype=np.uint8)
@@ -61,7 +62,7 @@ def test_the_trained_network_says_the_same_when_served(words: Path, tmp_path: Pa
         result = outcome(made, Feeder(painter).inputs(batch))
     frames, used = painter.frames(batch.spec, seed=batch.seed).numpy(), 0
     logits = []
-    for b, (dialogue, _) in zip(range(len(batch.tokens)), dialogues, strict=False):
+    for start, stop, (dialogue, _) in zip(batch.starts, batch.starts[1:], dialogues, strict=False):
         said = [
             m
             for text, answer in dialogue.before
@@ -76,13 +77,38 @@ def test_the_trained_network_says_the_same_when_served(words: Path, tmp_path: Pa
             said.append(Message("user", (*parts, Text(done.text))))
             said.append(Message("assistant", (Text(SILENT_TEXT if done.answer is None else done.answer),)))
         prompt = stage.prompt(said, system_prompt=dialogue.system)
-        rows = np.flatnonzero(batch.weights[b])
-        assert prompt.tokens[: rows[-1] + 1] == batch.tokens[b, : rows[-1] + 1].tolist()
+        rows = np.flatnonzero(batch.weights[start:stop])
+        assert list(prompt.tokens[: stop - start]) == batch.tokens[start:stop].tolist()
         sequence = sequence_of(stage, prompt)
         hidden = forward(stage, PlainKV(), (sequence, 0, sequence.length))
         logits.append(stage.logits(hidden)[rows - 1])
     assert used == len(frames)
     torch.testing.assert_close(torch.cat(logits), result.logits, atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_rows_that_fill_a_batch_up_change_neither_loss_nor_gradient(words: Path, seed: int) -> None:
+    room = Room.of(2000)
+    batch = Maker(words, ALBUM, seed=seed, lesson=True).mixed(room, 0.5)
+    trainer, feeder = train.Trainer(CPU, SMOKE, seed=1, rate=1e-3), Feeder(Painter(PHOTOS, CPU))
+    parameters = [*trainer.made.parameters(), *trainer.tutor.parameters()]
+    found = []
+    for filled in (None, room):
+        losses = trainer.losses(feeder.inputs(batch, filled))
+        gradients = torch.autograd.grad(losses["words"] + losses["sight"], parameters)
+        found.append([*losses.values(), *gradients])
+    for alone, full in zip(*found, strict=True):
+        torch.testing.assert_close(full, alone, rtol=1e-4, atol=1e-6)
+
+
+def test_every_filled_batch_has_the_same_shapes(words: Path) -> None:
+    room = Room.of(1600)
+    maker, feeder = Maker(words, ALBUM, seed=4, lesson=True), Feeder(Painter(PHOTOS, CPU))
+    shapes = {
+        tuple((tensor.shape, tensor.dtype) for tensor in feeder.inputs(maker.mixed(room, progress), room).tensors())
+        for progress in (0.0, 0.1, 0.5, 0.9)
+    }
+    assert len(shapes) == 1
 
 
 def test_training_never_shows_or_names_a_held_out_pair() -> None:
@@ -96,6 +122,26 @@ def test_training_never_shows_or_names_a_held_out_pair() -> None:
             assert not any(f"{COLOURS[c]} {SHAPES[s]}" in said for c in range(9) for s in range(8) if held_out(c, s)), (
                 said
             )
+
+
+def test_of_a_thing_without_a_named_colour_only_the_shape_is_asked_and_taught(words: Path) -> None:
+    asked = 0
+    for seed in range(40):
+        random = Random(seed)
+        scene = Scene(random, 144, 256, nameless=Look.choose(random, ALBUM).nameless())
+        for done in look(random, scene, frames=2, still=False, card=None, rounds=6).rounds:
+            asked += done.kind == "answer"
+            assert done.kind == "outside" or not set(str(done.answer).rstrip(".").split()) & set(COLOURS), done
+        assert all(math.dist(thing.tint, named) > 0.1 for thing in scene.things for named in RGB)
+    assert asked > 100
+    maker = Maker(words, ALBUM, seed=3, lesson=True)
+    while True:
+        batch = maker.batch(Plan(256, 144, chunks=2), rows=1)
+        if (batch.spec.slots[:, 2, draw.COLOUR] == NAMELESS).all():
+            break
+    pictures = Feeder(Painter(PHOTOS, CPU)).inputs(batch).pictures
+    assert pictures is not None
+    assert (pictures.cells[3][pictures.cells[2] > 0] == IGNORED).all()
 
 
 def test_each_shape_is_held_out_in_exactly_one_colour() -> None:
@@ -161,9 +207,11 @@ def test_a_smoke_run_trains_stops_and_goes_on(words: Path, tmp_path: Path) -> No
 def test_the_tower_is_taught_where_the_thing_of_a_cell_is(words: Path) -> None:
     maker = CaseMaker(words, ALBUM, seed=3, case=Case(1, BIG))
     batch = maker.batch(Plan(256, 144), rows=2000, vary=False)
-    cells = Feeder(Painter(PHOTOS, CPU)).inputs(batch).cells
-    assert cells is not None
-    thing = batch.spec.slots[batch.group_frames[:, 1], 2]
+    pictures = Feeder(Painter(PHOTOS, CPU)).inputs(batch).pictures
+    assert pictures is not None
+    (sight,) = batch.sights
+    cells = pictures.cells.unflatten(1, (len(sight.group_frames), -1))
+    thing = batch.spec.slots[sight.group_frames[:, 1], 2]
     there = cells[2] > 0
     for row, column, side in ((5, draw.X, 256), (6, draw.Y, 144)):
         third = torch.from_numpy(1 + (thing[:, column] > 0.4 * side).astype(int) + (thing[:, column] > 0.6 * side))
@@ -201,6 +249,6 @@ def test_positions_started_anew_keep_the_rest_and_their_moments_go(words: Path) 
 def test_what_a_step_is_made_of_is_measured(words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     films = np.array([[0, 2]])
     np.savez(tmp_path / "photos.npz", train=PHOTOS, train_films=films, unseen=PHOTOS, unseen_films=films)
-    common = ["--words", str(words), "--photos", str(tmp_path / "photos.npz"), "--rows", "400", "--steps", "1"]
-    speed.main(common, sizes=SMOKE, plans=(Plan(96, 64, rounds=2),))
-    assert capsys.readouterr().out.startswith("96x64 look")
+    common = ["--words", str(words), "--photos", str(tmp_path / "photos.npz"), "--steps", "1"]
+    speed.main([*common, "--rows", "1600", "--run-s", "0.1", "--workers", "0"], sizes=SMOKE)
+    assert "  1600 rows  make " in capsys.readouterr().out

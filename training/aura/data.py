@@ -6,6 +6,7 @@ batch = Maker(writer, album, seed=1).batch(plan)       # NumPy only; runs in wor
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -29,6 +30,12 @@ SIZES = (
     ((256, 144), 8), ((320, 180), 2), ((256, 192), 2), ((320, 240), 2.5), ((192, 256), 1), ((384, 216), 1), ((640, 360), 1),
     ((640, 480), 0.7),
 )  # fmt: skip
+# Of the conversations of a lesson, in colours that nobody names. Without them the tower learns which pairs there are: of those never
+# shown, it named the shape of every fourth cell.
+NAMELESS = 0.2
+SMALLEST, LARGEST = 128, 1280  # patches of a picture of the cameras above
+LONGEST = 3072  # rows of a conversation in a batch that is filled up
+MISFITS = 3  # conversations that a batch has no room for, before it is full
 KINDS = ("silent", "answer", "outside", "ack", "alert")
 
 # Of the loss. AURA's own recipe gives all silent messages of a conversation the weight of one answer; the square root keeps
@@ -49,31 +56,80 @@ class Plan:
     toy: bool = False  # one thing, and only its colour and shape are asked for: what a CPU learns in minutes
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a batch may hold at most. A step of a run has just this shape, filled up with rows that count for nothing."""
+
+    rows: int
+    patches: int  # of 16x16 pixels in two frames; four of them are one row
+    said: int  # tokens that have a weight
+
+    @classmethod
+    def of(cls, rows: int) -> Room:
+        """As much of each as conversations of `rows` rows usually need."""
+        return cls(rows, 3 * rows // 2 // 4 * 4, rows // 5)
+
+    @property
+    def conversations(self) -> int:
+        return self.rows // 96
+
+    @property
+    def pictures(self) -> int:
+        return self.patches // SMALLEST + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """All media that are resized to one size (height, width) in pixels, by the rules of images or of clips.
+
+    group_frames int64 [G, 2], pads int64 [rows]: the rows of the batch that are their pixels, group by group
+    """
+
+    still: bool
+    size: tuple[int, int]
+    group_frames: np.ndarray
+    pads: np.ndarray
+
+
 @dataclass(slots=True)
 class Batch:
-    """Arrays of B conversations of at most T rows. groups G, frames F.
+    """Arrays of B conversations that lie one after another in N rows. spec: of all frames.
 
-    tokens int64 [B, T], positions int32 [3, B, T]
-    weights float32 [B, T]  of each token as something to be said, 0 for what is only read
-    decisions int32 [B, T]  the number of the message a weighted token belongs to, -1 elsewhere
+    tokens int64 [N], positions int32 [3, N], starts int32 [B + 1]
+    weights float32 [N]  of each token as something to be said, 0 for what is only read
+    decisions int32 [N]  the number of the message a weighted token belongs to, -1 elsewhere
     kinds int8 [decisions], index into KINDS; topics of the same length; hard bool, silence although something happened
-    pads int64 [rows]  flat indices (b * T + t) of the rows that are pixels, group by group
-    group_frames int64 [G, 2], spec of F frames, size (height, width) in pixels after resizing, still
     """
 
     tokens: np.ndarray
     positions: np.ndarray
+    starts: np.ndarray
     weights: np.ndarray
     decisions: np.ndarray
     kinds: np.ndarray
     topics: list[str]
     hard: np.ndarray
-    pads: np.ndarray
-    group_frames: np.ndarray
+    sights: tuple[Sight, ...]
     spec: draw.Spec
-    size: tuple[int, int]
-    still: bool
     seed: int
+
+
+@dataclass(slots=True)
+class Written:
+    """One conversation, laid out."""
+
+    plan: Plan
+    made: Dialogue
+    look: Look | None
+    prompt: AuraPrompt
+    rows: int
+    patches: int
+    weights: np.ndarray
+    decisions: np.ndarray  # numbered from 0
+
+    @property
+    def said(self) -> int:
+        return np.count_nonzero(self.weights)
 
 
 def writer_of(words: Path) -> PromptWriter:
@@ -91,12 +147,16 @@ def writer_of(words: Path) -> PromptWriter:
 
 class Maker:
     def __init__(
-        self, words: Path, album: Album, *, seed: int, unseen: bool = False, slips: float = 0.02, lesson: bool = False
+        self,
+        words: Path,
+        album: Album,
+        *,
+        seed: int,
+        unseen: float | None = 0.0,
+        slips: float = 0.02,
+        lesson: bool = False,
     ) -> None:
-        """words: the folder of the tokenizer. unseen: show the pairs of colour and shape that training never shows.
-
-        lesson: see Scene.
-        """
+        """words: the folder of the tokenizer. unseen, lesson: see Scene."""
         self.random = Random(seed)
         self._writer, self._album = writer_of(words), album
         self._tokenizer = TextTokenizer.load(Checkpoint.find(str(words)))
@@ -106,37 +166,38 @@ class Maker:
 
     # ------------------------------------------------------------ what to make
 
-    def plan(self, progress: float) -> Plan:
-        """Looks first, whole sessions more and more. progress: of the training, 0 to 1."""
+    def live(self, camera: tuple[int, int], progress: float) -> Plan:
+        """A session; long ones come later. progress: of the training, 0 to 1."""
         random = self.random
-        live = min(0.62, 0.1 + 3 * progress)
-        draw_ = random.random()
-        if draw_ < live:
-            if progress > 0.15 and random.random() < 0.2:
-                return Plan(*random.choice(((256, 144), (256, 144), (192, 144))), chunks=random.randint(13, 46))
-            ((width, height),) = random.choices([size for size, _ in SIZES[:4]], [often for _, often in SIZES[:4]])
-            return Plan(width, height, chunks=random.randint(2, 12))
-        ((width, height),) = random.choices([size for size, _ in SIZES], [often for _, often in SIZES])
+        if progress > 0.15 and camera == SIZES[0][0] and random.random() < 0.2:
+            return Plan(*camera, chunks=random.randint(13, 46))
+        return Plan(*camera, chunks=random.randint(2, 12))
+
+    def look(self, camera: tuple[int, int]) -> Plan:
+        random = self.random
         rounds = random.randint(2, 12)  # questions cost fewer rows than pictures
         kind = random.random()
         if kind < 0.25:
-            return Plan(width, height, still=True, frames=1, rounds=rounds)
+            return Plan(*camera, still=True, frames=1, rounds=rounds)
         if kind < 0.45:
-            return Plan(width, height, frames=random.randint(1, 16), rounds=rounds)
-        return Plan(width, height, rounds=rounds)
+            return Plan(*camera, frames=random.randint(1, 16), rounds=rounds)
+        return Plan(*camera, rounds=rounds)
 
     def conversation(self, plan: Plan) -> tuple[Dialogue, Look | None]:
         random = self.random
         look = Look.choose(random, self._album)
         scene = Scene(random, plan.height, plan.width, self._unseen, look.banned, self._slips, self._lesson)
-        if plan.chunks is not None:
-            return dialogue.live(random, scene, chunks=plan.chunks, ask=random.choice((0.15, 0.35, 0.6))), look
-        if random.random() < 0.1 and not plan.toy:
-            return dialogue.talk(random, scene, rounds=plan.rounds), None
         if plan.toy:
             return dialogue.toy(random, scene, rounds=plan.rounds), look
+        if self._lesson and random.random() < NAMELESS:
+            scene.nameless = look.nameless()
+        if plan.chunks is not None:
+            watch, ask = (0.0, 0.0) if scene.nameless else (0.75, random.choice((0.15, 0.35, 0.6)))
+            return dialogue.live(random, scene, chunks=plan.chunks, ask=ask, watch=watch), look
+        if random.random() < 0.1:
+            return dialogue.talk(random, scene, rounds=plan.rounds), None
         card = None
-        if random.random() < 0.12 and plan.frames <= 2:
+        if random.random() < 0.12 and plan.frames <= 2 and not scene.nameless:
             card = random.choice([colour for colour in range(9) if colour not in look.banned])
             scene.banned |= {card}
         made = dialogue.look(random, scene, frames=plan.frames, still=plan.still, card=card, rounds=plan.rounds)
@@ -145,65 +206,89 @@ class Maker:
     # ------------------------------------------------------------ one batch
 
     def batch(self, plan: Plan, *, rows: int, vary: bool = True) -> Batch:
-        """As many conversations as make about `rows` rows, one at least.
+        """As many conversations of one plan as make about `rows` rows, one at least.
 
         vary: frame times a little off, and gaps in the positions; False: exactly as a camera at 2 frames a second is served.
         """
-        written: list[tuple[Dialogue, Look | None, AuraPrompt]] = []
-        longest = 0
+        some: list[Written] = []
+        total = 0
         while True:
-            made, look = self.conversation(plan)
-            gap_s = self.random.choice((0.5, 0.5, 0.5, 0.48, 0.52)) if vary else 0.5
-            prompt = self._writer.write(messages(made, plan, gap_s=gap_s), system_prompt=made.system)
-            longest = max(longest, len(prompt.tokens))
-            if written and (len(written) + 1) * longest > rows:
-                break
-            written.append((made, look, prompt))
-        return self._collated(plan, written, vary)
+            one = self._written(plan, vary)
+            total += one.rows
+            if some and total > rows:
+                return self._collated(some, vary)
+            some.append(one)
 
-    def _collated(self, plan: Plan, written: list[tuple[Dialogue, Look | None, AuraPrompt]], vary: bool) -> Batch:
-        tail = len(self._header) + 1  # the header of an answer that is not asked for
-        width = -(-max(len(prompt.tokens) - tail for _, _, prompt in written) // 32) * 32
-        shape = (len(written), width)
-        tokens = np.full(shape, self._writer.controls.end_of_text, np.int64)
-        positions = np.zeros((3, *shape), np.int32)
-        weights, decisions = np.zeros(shape, np.float32), np.full(shape, -1, np.int32)
+    def mixed(self, room: Room, progress: float) -> Batch:
+        """Looks and sessions of one camera, so many of each that rows and pictures fill up together."""
+        ((camera,),) = [self.random.choices([size for size, _ in SIZES], [often for _, often in SIZES])]
+        lives = camera in [size for size, _ in SIZES[:4]]
+        some: list[Written] = []
+        rows, patches, said, misfits = 1, 0, 0, 0  # one row is always left over, for pixels that are none
+        while misfits < MISFITS and len(some) < room.conversations:
+            live = lives and not misfits and patches * room.rows < rows * room.patches
+            one = self._written(self.live(camera, progress) if live else self.look(camera), True)
+            if rows + one.rows > room.rows or patches + one.patches > room.patches or said + one.said > room.said:
+                misfits += 1
+                continue
+            some.append(one)
+            rows, patches, said = rows + one.rows, patches + one.patches, said + one.said
+        return self._collated(some, True)
+
+    def _written(self, plan: Plan, vary: bool) -> Written:
+        made, look = self.conversation(plan)
+        gap_s = self.random.choice((0.5, 0.5, 0.5, 0.48, 0.52)) if vary else 0.5
+        prompt = self._writer.write(messages(made, plan, gap_s=gap_s), system_prompt=made.system)
+        rows = len(prompt.tokens) - len(self._header) - 1  # without the header of an answer that is not asked for
+        weights, decisions = np.zeros(rows, np.float32), np.full(rows, -1, np.int32)
+        self._weigh(made.rounds, np.array(prompt.tokens[:rows]), weights, decisions, len(made.before))
+        patches = 4 * sum(group.length for group in prompt.groups)
+        return Written(plan, made, look, prompt, rows, patches, weights, decisions)
+
+    def _collated(self, some: Sequence[Written], vary: bool) -> Batch:
+        starts = np.cumsum([0, *(one.rows for one in some)], dtype=np.int32)
+        count = int(starts[-1])
+        tokens, positions = np.empty(count, np.int64), np.empty((3, count), np.int32)
+        weights, decisions = np.empty(count, np.float32), np.empty(count, np.int32)
         kinds: list[int] = []
         topics: list[str] = []
         hard: list[bool] = []
-        pads, group_frames, slots, ground = [], [], [], []
+        sights: dict[tuple[bool, tuple[int, int]], tuple[list[tuple[int, int]], list[np.ndarray]]] = {}
+        slots, ground = [], []
         frames = 0
-        size = (0, 0)
-        for b, (made, look, prompt) in enumerate(written):
-            count = len(prompt.tokens) - tail
-            tokens[b, :count] = prompt.tokens[:count]
-            positions[:, b, :count] = self._stretched(prompt, count) if vary else prompt.positions[:, :count]
-            self._weigh(made.rounds, tokens[b, :count], weights[b], decisions[b], len(kinds), len(made.before))
+        for one, start in zip(some, starts.tolist(), strict=False):
+            made, prompt, here = one.made, one.prompt, slice(start, start + one.rows)
+            tokens[here] = prompt.tokens[: one.rows]
+            positions[:, here] = self._stretched(prompt, one.rows) if vary else prompt.positions[:, : one.rows]
+            weights[here] = one.weights
+            decisions[here] = np.where(one.decisions < 0, -1, one.decisions + len(kinds))
             kinds += [KINDS.index(done.kind) for done in made.rounds]
             topics += [done.topic for done in made.rounds]
             hard += [done.hard for done in made.rounds]
-            for group in prompt.groups:
-                pads.append(np.arange(group.start, group.start + group.length) + b * width)
-                visual = prompt.visuals[group.visual]
-                size = visual.size
+            groups = iter(prompt.groups)
             first = 0
             for shown in (done.shown for done in made.rounds if done.shown is not None):
-                assert look is not None
+                assert one.look is not None
                 assert made.scene is not None
-                s, g = look.arrays(
+                s, g = one.look.arrays(
                     shown.frames,
                     first=first,
-                    height=plan.height,
-                    width=plan.width,
+                    height=one.plan.height,
+                    width=one.plan.width,
                     card=made.card,
                     unit=made.scene.unit,
                 )
                 slots.append(s)
                 ground.append(g)
                 for at in range(0, len(shown.frames), 2):
-                    group_frames.append((frames + at, frames + min(at + 1, len(shown.frames) - 1)))
+                    group = next(groups)
+                    pairs, pads = sights.setdefault((shown.still, prompt.visuals[group.visual].size), ([], []))
+                    pairs.append((frames + at, frames + min(at + 1, len(shown.frames) - 1)))
+                    pads.append(np.arange(group.start, group.start + group.length) + start)
                 frames += len(shown.frames)
                 first += len(shown.frames)
+            assert next(groups, None) is None
+        plan = some[0].plan
         spec = draw.Spec(
             plan.height,
             plan.width,
@@ -213,16 +298,17 @@ class Maker:
         return Batch(
             tokens=tokens,
             positions=positions,
+            starts=starts,
             weights=weights,
             decisions=decisions,
             kinds=np.array(kinds, np.int8),
             topics=topics,
             hard=np.array(hard, bool),
-            pads=np.concatenate(pads) if pads else np.zeros(0, np.int64),
-            group_frames=np.array(group_frames, np.int64).reshape(-1, 2),
+            sights=tuple(
+                Sight(still, size, np.array(pairs, np.int64), np.concatenate(pads))
+                for (still, size), (pairs, pads) in sights.items()
+            ),
             spec=spec,
-            size=size,
-            still=plan.still,
             seed=self.random.getrandbits(62),
         )
 
@@ -242,7 +328,6 @@ class Maker:
         tokens: np.ndarray,
         weights: np.ndarray,
         decisions: np.ndarray,
-        number: int,
         skip: int,
     ) -> None:
         controls, length = self._writer.controls, len(self._header)
@@ -262,7 +347,7 @@ class Maker:
             else:
                 weights[start] = ALERT if done.kind == "alert" else FIRST
                 weights[start + 1 : stop] = REST
-            decisions[start:stop] = number + index
+            decisions[start:stop] = index
 
 
 def messages(made: Dialogue, plan: Plan, *, gap_s: float) -> list[Message]:

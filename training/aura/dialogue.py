@@ -66,6 +66,7 @@ class Dialogue:
 
 # How often a look shows so many things. One alone is soon known; two and three teach which is which.
 COUNTS, LESSON_COUNTS = (1, 6, 5, 4, 3, 3), (0.6, 3, 8, 6, 3, 2)
+TRIES = 6  # at a watch request that means one thing in this scene
 SYSTEMS = (
     None, None, None, None, None, "",
     "You are a helpful assistant.",
@@ -209,7 +210,7 @@ def live(random: Random, scene: Scene, *, chunks: int, ask: float = 0.3, watch: 
                 if random.random() < 0.3:
                     wanted_at = number + 1
         elif wanted_at is not None and number >= wanted_at:
-            made = watches.request(random, view)
+            made = next(filter(None, (watches.request(random, view) for _ in range(TRIES))), None)
             if made is None:
                 done.append(_silent(shown, chunk))
                 continue
@@ -261,7 +262,7 @@ def _action(random: Random, scene: Scene, *, quiet: float, watch: watches.Watch 
         return random.choice((Stop, Leave))(random.choice(stuck).ident)
     if random.random() < quiet:
         return None
-    if watch is not None and random.random() < 0.6:
+    if watch is not None and random.random() < 0.75:
         wanted = _wanted(random, scene, watch)
         if wanted is not None:
             return wanted

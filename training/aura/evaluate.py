@@ -28,6 +28,8 @@ PLANS = (
     Plan(256, 144, still=True, frames=1, rounds=4), Plan(256, 192, frames=8, rounds=4), Plan(256, 144, chunks=8), Plan(320, 180, chunks=12),
     Plan(256, 144, chunks=12), Plan(256, 144, chunks=40),
 )  # fmt: skip
+# Scenes of any pairs (one in nine was never shown in training), and of only those never shown; see Scene.unseen.
+TITLES = {"any pairs": None, "pairs never shown": 1.0}
 
 
 class Tally:
@@ -50,7 +52,6 @@ def evaluate(
     feeder: Feeder,
     maker: Maker,
     *,
-    silent_id: int,
     rows: int,
     batches: int = 1,
     plans: tuple[Plan, ...] = PLANS,
@@ -67,7 +68,7 @@ def evaluate(
         first = first.scatter_reduce(
             0, result.decisions, torch.arange(len(result.decisions), device=first.device), "amin"
         )
-        silent = (result.logits.argmax(-1)[first] == silent_id).tolist()
+        silent = (result.logits.argmax(-1)[first] == maker.silent_id).tolist()
         where = "image" if plan.still else "look" if plan.chunks is None else "live" if plan.chunks < 20 else "long"
         for number, kind in enumerate(batch.kinds):
             name = KINDS[kind]
@@ -98,16 +99,11 @@ def main() -> None:
     made = Qwen3VL(checkpoint.parse(VLConfig.from_json))
     checkpoint.load(made, LAYOUT, device=device, dtype=torch.float32)
     pictures, album = photos.read(arguments.photos, "unseen")
-    maker = Maker(arguments.checkpoint, album, seed=arguments.seed, unseen=True, slips=arguments.slips)
-    tally = evaluate(
-        made,
-        Feeder(Painter(pictures, device)),
-        maker,
-        silent_id=maker.silent_id,
-        rows=arguments.rows,
-        batches=arguments.batches,
-    )
-    print(json.dumps(tally.shares(), indent=1))
+    feeder = Feeder(Painter(pictures, device))
+    for title, share in TITLES.items():
+        maker = Maker(arguments.checkpoint, album, seed=arguments.seed, unseen=share, slips=arguments.slips)
+        tally = evaluate(made, feeder, maker, rows=arguments.rows, batches=arguments.batches)
+        print(json.dumps({title: tally.shares()}, indent=1))
 
 
 if __name__ == "__main__":

@@ -81,6 +81,18 @@ class Look:
         shake = random.choice((0.0, 0.0, 0.0, random.uniform(0.3, 1.5)))
         return cls(random, ground, film, drift, shake, banned, random.choice(SKIN))
 
+    def nameless(self) -> tuple[tuple[float, float, float], ...]:
+        """Some colours that are none of the named ones, and stand out as those do."""
+        ends = (self.ground[draw.FIRST : draw.FIRST + 3], self.ground[draw.SECOND : draw.SECOND + 3])
+        found: list[tuple[float, float, float]] = []
+        while len(found) < MOST:
+            rgb = (self.random.random(), self.random.random(), self.random.random())
+            if min(math.dist(rgb, named) for named in RGB) < 0.22:
+                continue
+            if self.ground[draw.PHOTO] or min(math.dist(rgb, end) for end in ends) > 0.38:
+                found.append(rgb)
+        return tuple(found)
+
     def arrays(
         self, frames: Sequence[tuple[Thing, ...]], *, first: int, height: int, width: int, card: int | None, unit: float
     ) -> tuple[np.ndarray, np.ndarray]:

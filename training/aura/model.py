@@ -1,4 +1,4 @@
-"""The served network in training: padded batches through the very classes that answer, and what else the tower learns.
+"""The served network in training: packed batches through the very weights that answer, and what else the tower learns.
 
 The tower is also taught, by throw-away heads, what each of its cells shows in both frames, which way it moves, and where in the
 picture and how large the thing is that it is a part of. Without them it learns to see only once the decoder has learnt to read,
@@ -15,12 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aura_omni.models.qwen3_vl import Qwen3VL, VLConfig
+from aura_omni.models.qwen3_vl import Qwen3VL, VisionBlock, VisionTower, VLConfig, _turn
 from aura_omni.models.vision_input import PixelRules
 from aura_omni.nano.published import AURA_TOKENS, CONTROL_TOKENS, NANO, PLAIN_ADDED_TOKENS, Sizes, Text, aura_files
 from training.aura import draw
-from training.aura.data import Batch
+from training.aura.data import LARGEST, LONGEST, Batch, Room
 from training.aura.draw import Painter
+from training.aura.packed import PackedKV, Pieces
 from training.aura.vocabulary import PIECES, ROWS
 from training.aura.world import CARD, COLOURS, CORE, EDGE, unit_of
 
@@ -28,21 +29,27 @@ NOTHING_WEIGHT = 0.15  # of a cell without anything in it, in the tower's own lo
 # Root mean square of the learned positions; that of an embedded patch is 0.6 untrained and 2 trained.
 # At 0.02 a first run never learnt to say where.
 POSITIONS = 1.0
+IGNORED = -100  # a cell of no picture
 WAVES = 4  # half waves over the picture that positions start from
 
 
-class PaddedKV:
-    """B sequences of T rows, one after another; nothing is kept. Padding at the end is seen by nobody."""
+@dataclass(slots=True)
+class Pictures:
+    """Patches of all pictures, those of one after those of another.
 
-    def __init__(self, batch: int) -> None:
-        self._batch = batch
+    patches [P, values]; spots float32 [P, positions of the table]: the share of each learned position; cos, sin float32 [P, head dim]
+    pads int64 [P / 4]: the rows of the batch that are these pixels
+    cells int64 [8, P / 4]: shape and colour in the first frame, in the second, motion, and of the second frame's thing which third
+    of the width and of the height it is in, and its size; 0 for nothing, IGNORED for no picture
+    """
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        rows, heads, dim = q.shape
-        q, k, v = (x.view(self._batch, rows // self._batch, -1, dim).transpose(1, 2) for x in (q, k, v))
-        k, v = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (k, v))
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return out.transpose(1, 2).reshape(rows, heads, dim)
+    patches: Tensor
+    spots: Tensor
+    cos: Tensor
+    sin: Tensor
+    pieces: Pieces
+    pads: Tensor
+    cells: Tensor
 
 
 @dataclass(slots=True)
@@ -51,16 +58,19 @@ class Inputs:
 
     tokens: Tensor
     positions: Tensor
-    said: Tensor  # int64, flat indices of the tokens that have a weight
+    pieces: Pieces
+    said: Tensor  # int64, the rows of the tokens that have a weight
     weights: Tensor  # of those, in that order, as decisions
     decisions: Tensor
-    pads: Tensor
-    patches: Tensor | None  # [G, P, values]
-    grid: tuple[int, int]
-    cells: (
-        Tensor | None
-    )  # int64 [8, G, cells]: shape and colour in the first frame, in the second, motion, and of the second
-    # frame's thing which third of the width and of the height it is in, and its size; 0 for nothing
+    pictures: Pictures | None
+
+    def tensors(self) -> list[Tensor]:
+        """All of them, always in the same order."""
+        mine = [self.tokens, self.positions, self.pieces.starts, self.said, self.weights, self.decisions]
+        if self.pictures is None:
+            return mine
+        seen = self.pictures
+        return [*mine, seen.patches, seen.spots, seen.cos, seen.sin, seen.pieces.starts, seen.pads, seen.cells]
 
 
 # Of the smoke run: seconds a hundred steps on a CPU.
@@ -124,16 +134,19 @@ class Tutor(nn.Module):
         self.sizes = (shapes, colours, shapes, colours, 5)
         self.heads = nn.Linear(hidden, sum(self.sizes))
         self.places = nn.Linear(hidden, 12)  # across, down, size
+        for name, count in (("few", 4), ("five", 5), ("shapes", shapes), ("colours", colours)):
+            weight = torch.ones(count)
+            weight[0] = NOTHING_WEIGHT
+            self.register_buffer(name, weight, persistent=False)
 
     def loss(self, features: Tensor, cells: Tensor) -> tuple[Tensor, Tensor]:
         """(loss, how many of the cells with something in the second frame have both names right)."""
         rows = features.float()
         parts = self.heads(rows).split(self.sizes, dim=-1) + self.places(rows).split(4, dim=-1)
+        weights = (self.shapes, self.colours, self.shapes, self.colours, self.five, self.few, self.few, self.few)
         total = features.new_zeros((), dtype=torch.float32)
-        for logits, target in zip(parts, cells, strict=True):
-            weight = torch.ones(logits.shape[-1], device=logits.device)
-            weight[0] = NOTHING_WEIGHT
-            total = total + F.cross_entropy(logits.flatten(0, -2), target.flatten(), weight)
+        for logits, target, weight in zip(parts, cells, weights, strict=True):
+            total = total + F.cross_entropy(logits, target, weight, ignore_index=IGNORED)
         right = (parts[2].argmax(-1) == cells[2]) & (parts[3].argmax(-1) == cells[3])
         there = cells[2] > 0
         return total, (right & there).sum() / there.sum().clamp_min(1)
@@ -148,30 +161,69 @@ class Feeder:
             True: PixelRules.from_json(files["preprocessor_config.json"]),
             False: PixelRules.from_json(files["video_preprocessor_config.json"]),
         }
+        self._places = Places(VLConfig.from_json(files["config.json"]), painter.device)
         self._painter = painter
+        self._dtype = torch.bfloat16 if painter.device.type == "cuda" else torch.float32  # what autocast makes of them
 
     @property
     def device(self) -> torch.device:
         return self._painter.device
 
-    def inputs(self, batch: Batch) -> Inputs:
-        device = self._painter.device
+    def inputs(self, batch: Batch, room: Room | None = None) -> Inputs:
+        """room: what the batch is filled up to, with rows that count for nothing; None: it is as large as it is."""
         said = np.flatnonzero(batch.weights)
+        rows = len(batch.tokens) if room is None else room.rows
+        count = len(said) if room is None else room.said
 
-        def moved(array: np.ndarray) -> Tensor:
-            return draw.moved(array, device)
+        def moved(array: np.ndarray, length: int, filling: int = 0) -> Tensor:
+            return draw.moved(_filled(array, length, filling), self.device)
 
-        patches, cells, grid = None, None, (0, 0)
-        if len(batch.group_frames):
-            rules = self._rules[batch.still]
-            grid = (batch.size[0] // rules.patch, batch.size[1] // rules.patch)
-            frames = self._painter.frames(batch.spec, seed=batch.seed)
-            pairs = moved(batch.group_frames)
-            patches = rules.patches(frames[pairs.flatten()], batch.size)
-            cells = self._cells(batch, pairs, (batch.size[0] // rules.factor, batch.size[1] // rules.factor))
         return Inputs(
-            moved(batch.tokens), moved(batch.positions), moved(said), moved(batch.weights.ravel()[said]),
-            moved(batch.decisions.ravel()[said].astype(np.int64)), moved(batch.pads), patches, grid, cells,
+            moved(batch.tokens, rows), moved(batch.positions, rows), self._pieces(batch.starts, rows, None if room is None else room.conversations, LONGEST),
+            moved(said, count, 1), moved(batch.weights[said], count), moved(batch.decisions[said].astype(np.int64), count),
+            self._pictures(batch, room),
+        )  # fmt: skip
+
+    def _pieces(self, starts: np.ndarray, rows: int, count: int | None, longest: int) -> Pieces:
+        """Pieces that cover all rows; with a count so many of them, and more for what fills a batch up."""
+        if count is None:
+            return Pieces(draw.moved(starts, self.device), int(np.diff(starts).max()))
+        filling = np.arange(starts[-1] + longest, rows + longest, longest)
+        starts = np.concatenate((starts, np.minimum(filling, rows))).astype(np.int32)
+        return Pieces(draw.moved(_filled(starts, count + rows // longest + 2, rows), self.device), longest)
+
+    def _pictures(self, batch: Batch, room: Room | None) -> Pictures | None:
+        if room is None and not batch.sights:
+            return None
+        device, places = self.device, self._places
+        frames = self._painter.frames(batch.spec, seed=batch.seed) if batch.sights else None
+        patches, cells = list[Tensor](), list[Tensor]()
+        tables: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [], [])
+        lengths = [0]
+        for sight in batch.sights:
+            assert frames is not None
+            rules, groups = self._rules[sight.still], len(sight.group_frames)
+            pairs = draw.moved(sight.group_frames, device)
+            patches.append(rules.patches(frames[pairs.flatten()], sight.size).flatten(0, 1).to(self._dtype))
+            cells.append(self._cells(batch, pairs, (sight.size[0] // rules.factor, sight.size[1] // rules.factor)))
+            place = places.of((sight.size[0] // rules.patch, sight.size[1] // rules.patch))
+            for parts, table in zip(tables, place, strict=True):
+                parts.append(table.expand(groups, -1, -1).flatten(0, 1))
+            lengths += [len(place[0])] * groups
+        total = sum(lengths) if room is None else room.patches
+        missing = total - sum(lengths)
+        if missing:
+            values = self._rules[True].patch ** 2 * 3 * self._rules[True].temporal_patch
+            patches.append(torch.zeros(missing, values, dtype=self._dtype, device=device))
+            for parts, table in zip(tables, places.of((2, 2)), strict=True):
+                parts.append(table.new_zeros(missing, table.shape[1]))
+            cells.append(torch.full((8, missing // 4), IGNORED, device=device))
+        pads = np.concatenate([np.zeros(0, np.int64), *(sight.pads for sight in batch.sights)])
+        return Pictures(
+            torch.cat(patches), *(torch.cat(parts) for parts in tables),
+            self._pieces(np.cumsum(lengths, dtype=np.int32), total, None if room is None else room.pictures, LARGEST),
+            draw.moved(_filled(pads, total // 4, len(batch.tokens) if room is None else room.rows - 1), device),
+            torch.cat(cells, dim=1),
         )  # fmt: skip
 
     def _cells(self, batch: Batch, pairs: Tensor, cells: tuple[int, int]) -> Tensor:
@@ -183,6 +235,7 @@ class Feeder:
 
         thing = (owner >= 0) & (read(draw.SHAPE) <= CARD)
         shape, colour = ((read(column) + 1) * thing for column in (draw.SHAPE, draw.COLOUR))
+        colour = colour.masked_fill(colour > len(COLOURS), IGNORED)
         motion = read(draw.MOTION) * thing
         named = (owner >= 0) & (read(draw.SHAPE) < CARD)
 
@@ -199,7 +252,38 @@ class Feeder:
         return torch.stack(
             (shape[first], colour[first], shape[second], colour[second], motion[second], across[second], down[second],
              large[second])
-        )  # fmt: skip
+        ).flatten(1)  # fmt: skip
+
+
+def _filled(array: np.ndarray, length: int, filling: int) -> np.ndarray:
+    """[..., n] to [..., length]."""
+    missing = length - array.shape[-1]
+    if not missing:
+        return array
+    return np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, missing)], constant_values=filling)
+
+
+class Places:
+    """What the tower's position tables are made of, for each size of a picture in patches."""
+
+    def __init__(self, config: VLConfig, device: torch.device) -> None:
+        with torch.device("meta"):
+            self._tower = VisionTower(replace(config.vision, depth=0, deepstack_layers=()))
+        self._side, self._device = config.vision.position_side, device
+        self._tower.pos_embed = nn.Embedding(1, 1, device=device)
+        self._kept: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
+
+    def of(self, grid: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+        """(share of each learned position [P, positions], cos, sin [P, head dim]), all float32."""
+        if grid not in self._kept:
+            rows, columns = (self._shares(size) for size in grid)
+            both = torch.einsum("ri,cj->rcij", rows, columns).flatten(2)
+            self._kept[grid] = (self._tower._block_order(both), *self._tower._rotary(grid))
+        return self._kept[grid]
+
+    def _shares(self, size: int) -> Tensor:
+        at = torch.linspace(0, self._side - 1, size, device=self._device)
+        return (1 - (at[:, None] - torch.arange(self._side, device=self._device)).abs()).clamp_min(0)
 
 
 @dataclass(slots=True)
@@ -213,25 +297,39 @@ class Outcome:
     features: Tensor | None
 
 
+def see(tower: VisionTower, seen: Pictures) -> Tensor:
+    """As `VisionTower.forward` sees each picture: [1 + K, P / 4, hidden]."""
+    with torch.autocast(seen.spots.device.type, enabled=False):
+        position = seen.spots @ tower.pos_embed.weight
+    x = tower.patch_embed(seen.patches) + position
+    cos, sin = seen.cos[:, None], seen.sin[:, None]
+    taps: list[Tensor] = []
+    for number, block in enumerate(tower.blocks):
+        assert isinstance(block, VisionBlock)
+        q, k, v = block.attn.qkv(block.norm1(x)).view(len(x), 3, block.attn.heads, -1).unbind(1)
+        out = seen.pieces.attention(_turn(q, cos, sin), _turn(k, cos, sin), v, causal=False)
+        x = x + block.attn.proj(out.flatten(1))
+        x = x + block.mlp(block.norm2(x))
+        if number in tower.config.deepstack_layers:
+            taps.append(tower.deepstack_merger_list[len(taps)](x[None])[0])
+    return torch.stack((tower.merger(x[None])[0], *taps))
+
+
 def outcome(made: Qwen3VL, inputs: Inputs) -> Outcome:
-    batch = len(inputs.tokens)
-    x = made.embed_tokens(inputs.tokens.flatten())
+    x = made.embed_tokens(inputs.tokens)
+    features, pads = None, None
     adds: list[Tensor] = []
-    main = None
-    if inputs.patches is not None:
-        made.visual.prepare()  # its tables come from weights that have changed
-        features = made.visual(inputs.patches, inputs.grid).to(x.dtype)
-        main = features[0]
-        rows = features.flatten(1, 2)
-        x = x.index_copy(0, inputs.pads, rows[0])
-        adds = list(rows[1:])
-    hidden = made.decoder(x, inputs.positions.flatten(1), PaddedKV(batch), adds, inputs.pads)
+    if inputs.pictures is not None:
+        features, *adds = see(made.visual, inputs.pictures).to(x.dtype)
+        pads = inputs.pictures.pads
+        x = x.index_copy(0, pads, features)
+    hidden = made.decoder(x, inputs.positions, PackedKV(inputs.pieces), adds, pads)
     return Outcome(
-        made.head(hidden[inputs.said - 1]).float(),  # a token is decided in the row before it
-        inputs.tokens.flatten()[inputs.said],
+        made.head(hidden.index_select(0, inputs.said - 1)).float(),  # a token is decided in the row before it
+        inputs.tokens.index_select(0, inputs.said),
         inputs.weights,
         inputs.decisions,
-        main,
+        features,
     )
 
 

@@ -25,7 +25,7 @@ from training.aura.dialogue import Dialogue, Round, Shown
 from training.aura.draw import Painter
 from training.aura.evaluate import Tally
 from training.aura.looks import Album, Look
-from training.aura.model import Feeder, network, outcome, right_decisions
+from training.aura.model import Feeder, network, outcome, right_decisions, see
 from training.aura.questions import Asked, View
 from training.aura.words import spoken
 from training.aura.world import BIG, COLOURS, MEDIUM, SHAPES, SMALL, Scene, held_out
@@ -35,6 +35,7 @@ ASKED: tuple[Callable[[Random, View], Asked | None], ...] = (
 )  # fmt: skip
 TRIES = 20  # at a question that has one answer here
 LOOK = Plan(256, 144)
+CELL = 32  # pixels
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +98,15 @@ class CaseMaker(Maker):
 def positions_read(made: Qwen3VL, feeder: Feeder, maker: Maker, *, rows: int) -> tuple[float, tuple[float, float]]:
     """(root mean square of the learned positions over that of the embedded patches, R2 of column and row)."""
     tower = made.visual
-    tower.prepare()
     features, places, faint = [], [], 0.0
     for _ in range(2):
         batch = maker.batch(Plan(256, 144), rows=rows, vary=False)
-        inputs = feeder.inputs(batch)
-        assert inputs.patches is not None
-        table = tower._tables_of(inputs.grid)[0]
-        faint = float(table.square().mean().sqrt() / tower.patch_embed(inputs.patches).square().mean().sqrt())
-        rows_of = tower(inputs.patches, inputs.grid).permute(1, 2, 0, 3).flatten(2)
-        high, wide = inputs.grid[0] // 2, inputs.grid[1] // 2
+        seen, (sight,) = feeder.inputs(batch).pictures, batch.sights
+        assert seen is not None
+        table = seen.spots @ tower.pos_embed.weight
+        faint = float(table.square().mean().sqrt() / tower.patch_embed(seen.patches).square().mean().sqrt())
+        rows_of = see(tower, seen).permute(1, 0, 2).flatten(1).unflatten(0, (len(sight.group_frames), -1))
+        high, wide = (side // CELL for side in sight.size)
         cell = torch.arange(high * wide).expand(len(rows_of), -1)
         features.append(rows_of.flatten(0, 1))
         places.append(torch.stack((cell % wide, cell // wide), dim=-1).flatten(0, 1).double())

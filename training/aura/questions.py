@@ -108,7 +108,7 @@ def named(random: Random, view: View, *, present: float = 0.75, kinds: str = "cs
         colour, shape = view.scene.pair(thing.colour) if random.random() < 0.5 else view.scene.pair(shape=thing.shape)
     else:
         colour, shape = view.scene.pair()
-    kind = random.choice(kinds)
+    kind = random.choice("s" if view.scene.nameless else kinds)
     return refer(random, view, None if kind == "s" else colour, None if kind == "c" else shape)
 
 
@@ -181,9 +181,9 @@ def shape_of(random: Random, view: View) -> Asked | None:
     if random.random() < 0.3:
         if view.card is not None:
             return None
-        question = expand(random, "[what|which] [shape|form] is [it|this|that]")
         if len(view.things) == 1:
-            return "shape", question, f"It is {a(SHAPES[view.things[0].shape])}."
+            return shape_alone(random, view)
+        question = expand(random, "[what|which] [shape|form] is [it|this|that]")
         things = listed(view.things) if view.things else ""
         return None if things is None else ("shape", question, f"I see {things}." if things else NOTHING)
     ref = named(random, view, present=0.85, kinds="c")
@@ -199,6 +199,14 @@ def shape_of(random: Random, view: View) -> Asked | None:
         return "shape", question, f"The {ref.short} is {a(SHAPES[ref.found[0].shape])}."
     things = listed(ref.found)
     return None if things is None else ("shape", question, f"I see {things}.")
+
+
+def shape_alone(random: Random, view: View) -> Asked | None:
+    """The shape of one thing whose colour nobody asks for."""
+    if len(view.things) != 1:
+        return None
+    question = expand(random, "[what|which] [shape|form] is [it|this|that]")
+    return "shape", question, f"It is {a(SHAPES[view.things[0].shape])}."
 
 
 def count(random: Random, view: View) -> Asked | None:
@@ -297,7 +305,7 @@ def what_is_at(random: Random, view: View) -> Asked | None:
 
 def size(random: Random, view: View) -> Asked | None:
     unit = view.scene.unit
-    if len(view.things) >= 2 and random.random() < 0.5:
+    if len(view.things) >= 2 and not view.scene.nameless and random.random() < 0.5:
         order = sorted(view.things, key=lambda t: t.radius)
         small = random.random() < 0.5
         pick, rival = (order[0], order[1]) if small else (order[-1], order[-2])
@@ -336,7 +344,8 @@ def motion(random: Random, view: View) -> Asked | None:
     if not view.moving:
         return None
     movers = [t for t in view.things if t.motion is not None]
-    if random.random() < 0.3:
+    nameless = bool(view.scene.nameless)
+    if random.random() < 0.3 and not nameless:
         question = expand(
             random,
             "[what is moving|is anything moving|is something moving|what moves|which [shape|one] is moving|does anything move|what's moving]",
@@ -350,7 +359,7 @@ def motion(random: Random, view: View) -> Asked | None:
         return "motion", question, f"{names[0].upper()}{names[1:]} {'is' if len(movers) == 1 else 'are'} moving."
     if movers and random.random() < 0.7:
         target = random.choice(movers)
-        kind = random.choice("csb")
+        kind = random.choice("s" if nameless else "csb")
         ref = refer(random, view, None if kind == "s" else target.colour, None if kind == "c" else target.shape)
     else:
         ref = named(random, view, present=0.97)
@@ -393,7 +402,7 @@ def relation(random: Random, view: View) -> Asked | None:
     one, two = random.sample(view.things, 2)
     refs = []
     for thing in (one, two):
-        kind = random.choice("sbb")
+        kind = random.choice("s" if view.scene.nameless else "sbb")
         ref = refer(random, view, None if kind == "s" else thing.colour, thing.shape)
         if len(ref.found) > 1:
             return None
@@ -484,12 +493,17 @@ KINDS: dict[Callable[[Random, View], Asked | None], float] = {
     describe: 2.0, colour_of: 2.0, shape_of: 1.6, count: 2.2, exists: 1.4, where: 1.8, what_is_at: 1.5, size: 1.5, motion: 2.2,
     relation: 1.5, check: 0.8, changed: 1.5, card: 0.25,
 }  # fmt: skip
-LESSON = KINDS | {where: 3.2, what_is_at: 2.6, colour_of: 3.0, shape_of: 2.6, changed: 2.2, relation: 2.2, size: 2.0}
+LESSON = KINDS | {where: 3.2, what_is_at: 2.6, colour_of: 3.0, shape_of: 2.6, changed: 6.0, relation: 2.2, size: 2.0}
 ON_A_CARD = {describe: 2.0, colour_of: 0.7, shape_of: 0.7, exists: 0.6, card: 3.0}
+
+# Of things whose colours have no names.
+BY_SHAPE = {shape_alone: 2.0, count: 2.0, exists: 1.0, where: 3.0, size: 1.5, motion: 2.0, relation: 2.0}
 
 
 def ask(random: Random, view: View) -> Asked:
     kinds = ON_A_CARD if view.card is not None else LESSON if view.scene.lesson else KINDS
+    if view.scene.nameless:
+        kinds = BY_SHAPE
     while True:
         asked = random.choices(list(kinds), list(kinds.values()))[0](random, view)
         if asked is not None:

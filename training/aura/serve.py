@@ -111,7 +111,7 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     stage = AuraStage.load(Checkpoint.find(str(arguments.checkpoint)), device=device, dtype=torch.float32)
     pictures, album = photos.read(arguments.photos, "unseen")
-    maker = Maker(arguments.checkpoint, album, seed=arguments.seed, unseen=True, slips=0.0)
+    maker = Maker(arguments.checkpoint, album, seed=arguments.seed, unseen=None, slips=0.0)
     painter, asked, tally = Painter(pictures, device), Asked(stage), Tally()
     plans = [LOOKS[n % len(LOOKS)] for n in range(arguments.looks)]
     plans += [replace(Plan(256, 144), chunks=arguments.chunks)] * arguments.sessions

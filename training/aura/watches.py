@@ -93,11 +93,10 @@ class Watch:
 def request(random: Random, view: View) -> tuple[str, Watch] | None:
     """(what is said, the watch), or None when the scene would make its meaning a matter of taste."""
     kind = random.choices(("appear", "leave", "start", "turn"), (5, 2.5, 2.0, 1.5))[0]
-    ref = named(random, view, present=0.12 if kind == "appear" else 0.92)
-    if kind == "turn" and ref.shape is None:
-        return None
-    if len(ref.found) > 1 or (kind == "turn" and ref.colour is not None):
-        return None  # "the star leaves" with two stars; a red star that turned is no red star
+    # A red star that turned is no red star, so of what may turn only the shape is named.
+    ref = named(random, view, present=0.12 if kind == "appear" else 0.92, kinds="s" if kind == "turn" else "csb")
+    if len(ref.found) > 1:
+        return None  # "the star leaves" with two stars
     if kind == "start" and any(t.motion is not None for t in ref.found):
         return None
     each = random.random() < 0.35 and kind in ("appear", "leave", "start")

@@ -18,6 +18,7 @@ RGB = (
     (0.86, 0.10, 0.10), (0.96, 0.50, 0.06), (0.97, 0.88, 0.14), (0.12, 0.64, 0.20), (0.11, 0.30, 0.86),
     (0.48, 0.15, 0.66), (0.98, 0.55, 0.75), (0.04, 0.04, 0.05), (0.96, 0.96, 0.95),
 )  # fmt: skip
+NAMELESS = len(COLOURS)  # the colour of a thing whose colour has no name
 SHAPES = ("circle", "square", "triangle", "star", "heart", "cross", "ring", "moon")
 TURNS = (180, 20, 25, 180, 25, 20, 180, 180)  # degrees that a shape may be rotated by and stay what it is
 CARD, HAND = len(SHAPES), len(SHAPES) + 1  # rows of the shape table that are no shapes to talk about
@@ -37,7 +38,7 @@ def unit_of(height: int, width: int) -> float:
 
 def held_out(colour: int, shape: int) -> bool:
     """Eight of the 72 pairs, one of each shape, that training never shows or names."""
-    return shape < len(SHAPES) and (colour + 2 * shape) % 9 == 4
+    return colour < len(COLOURS) and shape < len(SHAPES) and (colour + 2 * shape) % 9 == 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +114,13 @@ class Scene:
     random: Random
     height: int
     width: int
-    unseen: bool = False  # prefer the pairs that training never shows
+    unseen: float | None = 0.0  # share of the pairs that training never shows; None: any pair is as likely as any other
     banned: frozenset[int] = frozenset()  # colours that would not stand out from the background
     slips: float = 0.02  # of words in what is said, as a recogniser makes them
     lesson: bool = False  # more of what is hard to learn: two and three things, and questions of where and which
+    nameless: tuple[
+        tuple[float, float, float], ...
+    ] = ()  # if any, all things have one of these colours, and NAMELESS for a name
     things: list[Thing] = field(default_factory=list)
     _next: int = 0
 
@@ -128,7 +132,9 @@ class Scene:
 
     def pair(self, colour: int | None = None, shape: int | None = None) -> tuple[int, int]:
         """A colour and a shape that may be shown or named here, with one of them given or none."""
-        want_unseen = self.unseen and self.random.random() < 0.5
+        if self.nameless:
+            return NAMELESS, self.random.randrange(len(SHAPES)) if shape is None else shape
+        wanted = None if self.unseen is None else self.random.random() < self.unseen
         for attempt in range(200):
             pair = (
                 self.random.randrange(len(COLOURS)) if colour is None else colour,
@@ -136,7 +142,7 @@ class Scene:
             )
             if pair[0] in self.banned:
                 continue
-            if held_out(*pair) == want_unseen or (self.unseen and attempt > 50):
+            if wanted is None or held_out(*pair) == wanted or (self.unseen and attempt > 50):
                 return pair
         raise ValueError(f"no pair of colour {colour} and shape {shape}")
 
@@ -164,7 +170,8 @@ class Scene:
             if self._free(x, y, radius):
                 self._next += 1
                 spread = 0.05
-                tint = tuple(min(1.0, max(0.0, v + self.random.uniform(-spread, spread))) for v in RGB[colour])
+                plain = self.random.choice(self.nameless) if self.nameless else RGB[colour]
+                tint = tuple(min(1.0, max(0.0, v + self.random.uniform(-spread, spread))) for v in plain)
                 return Thing(
                     ident=self._next,
                     colour=colour,

@@ -1,0 +1,106 @@
+"""All that a step of one row per sequence gets from the host, as one array: one copy to the device, whatever the stage.
+
+numbers = StepNumbers(axes=1, extra=1, seats=8, page_size=16, spare_page=1000, most_pages=256)
+array = numbers.pack(sequences, starts, positions, extras, rows=4)     # int32 [4, n]
+row = numbers.unpack(tensor)                                           # on the device
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from aura_omni.engine.sequence import Sequence
+
+_SEAT, _STEP, _SLOT, _LENGTH, _FIRST = range(5)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowNumbers:
+    """seat, step int64 [B]: ids said before this one; positions int64 [B] or [3, B]; extra int64 [B, k] of the stage.
+
+    slot int64 [B]: where the row's keys go; length int32 [B]: rows to attend to; table int32 [B, P]: pages.
+    """
+
+    seat: Tensor
+    step: Tensor
+    positions: Tensor
+    extra: Tensor
+    slot: Tensor
+    length: Tensor
+    table: Tensor
+
+
+class StepNumbers:
+    def __init__(self, *, axes: int, extra: int, seats: int, page_size: int, spare_page: int, most_pages: int) -> None:
+        """axes: positions of a row, 1 or 3; extra: numbers that the stage adds; most_pages: of a sequence."""
+        self._axes = axes
+        self.width = _FIRST + axes + extra  # of a row without its pages
+        self._page_size, self._spare_page = page_size, spare_page
+        # Pages of the sequence in each seat, and how many of them are written here: they only grow while it sits.
+        self._pages = np.full((seats, most_pages), spare_page, np.int32)
+        self._known = [0] * seats
+        self._nobody = np.zeros(self.width, np.int32)
+        self._nobody[[_SEAT, _SLOT, _LENGTH]] = seats, spare_page * page_size, 1
+
+    def seated(self, seat: int) -> None:
+        """Someone new sits here."""
+        self._known[seat] = 0
+
+    def nobody(self) -> np.ndarray:
+        """int32 [1, n]: a row of full width that belongs to no sequence. It writes to the spare page and the spare seat."""
+        pages = np.full(self._pages.shape[1], self._spare_page, np.int32)
+        return np.concatenate((self._nobody, pages))[None]
+
+    def pack(
+        self,
+        sequences: Seq[Sequence],
+        starts: Seq[int],
+        positions: Seq[Seq[int]],
+        extras: Seq[Seq[int]],
+        *,
+        rows: int,
+        pages: bool = True,
+    ) -> np.ndarray:
+        """int32 [rows, n] of row starts[i] of sequences[i], at positions[i]; rows beyond them are nobody's.
+
+        pages: with what attention needs.
+        """
+        size, count = self._page_size, len(sequences)
+        widest = max(len(sequence.pages) for sequence in sequences) if pages else 0
+        array = np.empty((rows, self.width + widest), np.int32)
+        array[count:, : self.width] = self._nobody
+        array[count:, self.width :] = self._spare_page
+        for index, (sequence, start) in enumerate(zip(sequences, starts, strict=True)):
+            slot = sequence.pages[start // size] * size + start % size
+            step = start + 1 - sequence.prompt_length
+            here = (sequence.seat, step, slot, start + 1, *positions[index], *extras[index])
+            array[index, : self.width] = here
+            if pages:
+                array[index, self.width :] = self._table(sequence)[:widest]
+        return array
+
+    def unpack(self, numbers: Tensor) -> RowNumbers:
+        """numbers int32 [B, n] as packed. Tensors only: it may be recorded in a CUDA graph."""
+        columns = numbers[:, : self.width].T.long().contiguous()
+        positions = columns[_FIRST : _FIRST + self._axes]
+        return RowNumbers(
+            seat=columns[_SEAT],
+            step=columns[_STEP],
+            positions=positions[0] if self._axes == 1 else positions,
+            extra=columns[_FIRST + self._axes :].T,
+            slot=columns[_SLOT],
+            length=numbers[:, _LENGTH].contiguous(),
+            table=numbers[:, self.width :],
+        )
+
+    def _table(self, sequence: Sequence) -> np.ndarray:
+        """int32 [most_pages] of the sequence; what lies beyond its pages belongs to no one, or to a former owner of the seat."""
+        known, held = self._known[sequence.seat], len(sequence.pages)
+        if known < held:
+            self._pages[sequence.seat, known:held] = sequence.pages[known:]
+            self._known[sequence.seat] = held
+        return self._pages[sequence.seat]

@@ -1,0 +1,151 @@
+"""What the device knows of every running sequence, so that a step needs no more from the host than a few numbers.
+
+A running sequence has a seat, a row of these tables: its next input row, how it samples, what is forced, forbidden or
+penalised, and how often it has said each id. A seat is filled when a sequence takes it and then kept up by the steps
+themselves. One more seat is nobody's: padded rows of a step may do with it what they like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aura_omni.engine.lane import sent
+from aura_omni.engine.sampler import MASK, Draw, Filters, fused
+from aura_omni.flow import Sampling
+
+# Columns of the two tables of numbers. What a stage draws besides the id has a sampling of its own, the inner one.
+_OWN, _REPETITION, _PRESENCE, _FREQUENCY, _INNER = slice(0, 3), 3, 4, 5, slice(6, 9)
+_TOP_K, _SEED, _MIN_TOKENS, _INNER_TOP_K = range(4)
+
+
+class Seats:
+    """rows [seats + 1, H]: the next input row of each. All tables are changed in place, so CUDA graphs may hold on to them."""
+
+    def __init__(self, seats: int, *, hidden: int, vocabulary: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.spare = seats
+        self._vocabulary, self._device = vocabulary, device
+        count, wide = seats + 1, (seats + 1, vocabulary)
+        self.rows = torch.zeros(count, hidden, dtype=dtype, device=device)
+        self._floats = torch.ones(count, 9, device=device)
+        self._integers = torch.zeros(count, 4, dtype=torch.int64, device=device)
+        self._bias = torch.zeros(wide, device=device)
+        self._stops = torch.zeros(wide, dtype=torch.bool, device=device)
+        self._prompt = torch.zeros(
+            wide, dtype=torch.bool, device=device
+        )  # ids that repetition counts besides the outputs
+        self._counts = torch.zeros(wide, dtype=torch.int32, device=device)  # of each id in the outputs
+
+    @staticmethod
+    def bytes(seats: int, *, hidden: int, vocabulary: int, dtype: torch.dtype) -> int:
+        """Memory of the tables."""
+        return (seats + 1) * (hidden * dtype.itemsize + 9 * 4 + 4 * 8 + vocabulary * (4 + 1 + 1 + 4))
+
+    def fill(
+        self,
+        seat: int,
+        sampling: Sampling,
+        *,
+        inner: Sampling,
+        seed: int,
+        prompt: Iterable[int],
+        outputs: Seq[int],
+        stop_ids: Iterable[int],
+    ) -> None:
+        """Give the seat to a sequence; nothing of its former owner stays, but its row until the next one is written.
+
+        prompt: the ids that the repetition penalty counts besides the outputs (none for the Talker). outputs: what the
+        sequence has said already, when it was preempted. Ids that the head does not have (a prompt may hold some) are no matter.
+        """
+        floats = [
+            *_floats(sampling),
+            sampling.repetition_penalty,
+            sampling.presence_penalty,
+            sampling.frequency_penalty,
+            *_floats(inner),
+        ]
+        integers = [max(sampling.top_k, 0), seed & MASK, sampling.min_tokens, max(inner.top_k, 0)]
+        self._floats[seat].copy_(sent(floats, self._device))
+        self._integers[seat].copy_(sent(integers, self._device))
+        for table in (self._bias, self._stops, self._prompt, self._counts):
+            table[seat].zero_()
+        if not constrained(sampling):
+            return
+        if sampling.logit_bias:
+            ids = sent(list(sampling.logit_bias), self._device)
+            self._bias[seat].index_copy_(0, ids, sent([float(x) for x in sampling.logit_bias.values()], self._device))
+        if sampling.min_tokens > 0:
+            self._mark(self._stops[seat], stop_ids)
+        if sampling.repetition_penalty != 1:
+            self._mark(self._prompt[seat], prompt)
+        if outputs:
+            ids_said, counts = np.unique(np.array(outputs, np.int64), return_counts=True)
+            self._counts[seat].index_copy_(0, sent(ids_said, self._device), sent(counts.astype(np.int32), self._device))
+
+    def constrain(self, logits: Tensor, seat: Tensor, step: Tensor) -> Tensor:
+        """logits float32 [B, V] -> the same with bias, bans and penalties of each row's seat, int64 [B]; step int64 [B]: ids said.
+
+        Order as in vLLM: bias, bans, repetition (positive logits divided, negative multiplied), presence and frequency.
+        """
+        if logits.is_cuda:
+            return fused().constrain(
+                logits,
+                seat,
+                step,
+                floats=self._floats,
+                integers=self._integers,
+                bias=self._bias,
+                stops=self._stops,
+                prompt=self._prompt,
+                counts=self._counts,
+                columns=(_REPETITION, _PRESENCE, _FREQUENCY, _MIN_TOKENS),
+            )
+        floats, counts = self._floats[seat], self._counts[seat]
+        early = step < self._integers[seat, _MIN_TOKENS]
+        logits = (logits + self._bias[seat]).masked_fill(self._stops[seat] & early[:, None], -torch.inf)
+        said = counts > 0
+        repetition = torch.where(said | self._prompt[seat], floats[:, _REPETITION, None], 1.0)
+        logits = torch.where(logits > 0, logits / repetition, logits * repetition)
+        return logits - (floats[:, _PRESENCE, None] * said + floats[:, _FREQUENCY, None] * counts)
+
+    def draw(self, seat: Tensor, step: Tensor, filters: Filters) -> Draw:
+        """How the ids of a step are drawn; seat, step int64 [B]."""
+        integers = self._integers[seat]
+        own = torch.stack((integers[:, _TOP_K], integers[:, _SEED], step), dim=1)
+        return Draw(self._floats[seat, _OWN].contiguous(), own, filters)
+
+    def inner_draw(self, seat: Tensor, step: Tensor, filters: Filters) -> Draw:
+        """The same for what the stage draws besides."""
+        integers = self._integers[seat]
+        inner = torch.stack((integers[:, _INNER_TOP_K], integers[:, _SEED], step), dim=1)
+        return Draw(self._floats[seat, _INNER].contiguous(), inner, filters)
+
+    def count(self, seat: Tensor, ids: Tensor) -> None:
+        """The sequences have said ids int64 [B]."""
+        # A sum, because the spare seat may occur several times.
+        one = torch.ones_like(ids, dtype=torch.int32)
+        self._counts.view(-1).index_add_(0, seat * self._vocabulary + ids, one)
+
+    def _mark(self, row: Tensor, ids: Iterable[int]) -> None:
+        known = sorted({token for token in ids if 0 <= token < self._vocabulary})
+        if known:
+            row.index_fill_(0, sent(known, self._device), True)
+
+
+def constrained(sampling: Sampling) -> bool:
+    """Whether anything comes between a sequence's logits and its draw."""
+    return bool(
+        sampling.logit_bias
+        or sampling.min_tokens > 0
+        or sampling.repetition_penalty != 1
+        or sampling.presence_penalty
+        or sampling.frequency_penalty
+    )
+
+
+def _floats(sampling: Sampling) -> tuple[float, float, float]:
+    return sampling.temperature, sampling.top_p, sampling.min_p

@@ -1,0 +1,218 @@
+"""What a step of a stage computes: from the rows of a batch to the values of the sequences that get a next id.
+
+Knows tensors and the stage model, not who is scheduled or listens. Nothing that the host knows of a sequence changes here.
+Rows of decoding and rows of prompts are computed apart. A decoding sequence's row is in its seat, so its step is one function
+of a few numbers, on CUDA one graph: decoder, head, constraints, draw, whatever the stage makes of the id, and the next row,
+back into the seat. Prompts go through the decoder as their stage embeds them, and end in the same draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aura_omni.engine.attention import PagedKV
+from aura_omni.engine.graphs import Graphed, GraphPool, sizes_up_to
+from aura_omni.engine.lane import sent
+from aura_omni.engine.numbers import RowNumbers, StepNumbers
+from aura_omni.engine.sampler import Filters, pick
+from aura_omni.engine.seats import Seats, constrained
+from aura_omni.engine.sequence import Batch, Sequence
+from aura_omni.engine.stage_model import Rows, StageModel
+from aura_omni.flow import Sampling
+
+# Prefills of up to so many rows, of up to so many sequences, are padded and become CUDA graphs. Longer ones keep the device
+# busy for longer than it takes to launch them.
+PREFILL_SIZES = (16, 32, 64, 96, 128)
+PREFILL_CHUNKS = 8
+
+NO_ID = -1  # instead of an id, where the logits are not finite
+
+
+@dataclass(frozen=True, slots=True)
+class _How:
+    """What some row of a step uses: a step costs no more than that, and on CUDA each combination has its own graphs."""
+
+    filters: Filters
+    inner: Filters
+    constrained: bool
+
+    @classmethod
+    def of(cls, sampling: Seq[Sampling], inner: Seq[Sampling]) -> _How:
+        return cls(Filters.of(sampling), Filters.of(inner), any(map(constrained, sampling)))
+
+    def __or__(self, other: _How) -> _How:
+        return _How(self.filters | other.filters, self.inner | other.inner, self.constrained or other.constrained)
+
+
+class Steps:
+    """All of it is called in the stage's lane."""
+
+    def __init__(
+        self,
+        model: StageModel,
+        *,
+        pages: int,
+        page_size: int,
+        max_num_seqs: int,
+        max_model_len: int,
+        graphs: bool,
+        usual: tuple[Sampling, Sampling],
+    ) -> None:
+        """As `runner.ArRunner`."""
+        self._model, config = model, model.decoder_config
+        self._kv = PagedKV(
+            layers=config.layers,
+            pages=pages,
+            page_size=page_size,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            dtype=model.dtype,
+            device=model.device,
+        )
+        with torch.inference_mode():
+            probe = torch.zeros(1, config.hidden, dtype=model.dtype, device=model.device)
+            logits = model.logits(probe)[0]
+        self.drawable, self.vocabulary = frozenset(logits.isfinite().nonzero()[:, 0].tolist()), len(logits)
+        self._seats = Seats(
+            max_num_seqs,
+            hidden=config.hidden,
+            vocabulary=self.vocabulary,
+            dtype=model.dtype,
+            device=model.device,
+        )
+        self._numbers = StepNumbers(
+            axes=1 if config.mrope_section is None else 3,
+            extra=model.extra_numbers,
+            seats=max_num_seqs,
+            page_size=page_size,
+            spare_page=self._kv.spare_page,
+            most_pages=-(-max_model_len // page_size),
+        )
+        self._usual = _How.of(usual[:1], usual[1:])
+        self._decode_graph: Graphed | None = None
+        self._draw_graph: Graphed | None = None
+        self._prefill_graph: Graphed | None = None
+        if graphs:
+            self._capture(max_num_seqs)
+
+    def seat(self, sequence: Sequence) -> None:
+        """Make its seat ready for a sequence that has just been given it."""
+        sampling = sequence.sampling
+        self._numbers.seated(sequence.seat)
+        self._seats.fill(
+            sequence.seat,
+            sampling,
+            inner=sequence.inner,
+            seed=sequence.seed,
+            prompt=sequence.tokens[: sequence.prompt_length] if self._model.penalise_prompt else (),
+            outputs=sequence.outputs,
+            stop_ids=sequence.stop_ids | self._model.stop_ids | set(sampling.stop_token_ids),
+        )
+
+    def decode(self, batch: Batch, *, ahead: bool = False) -> Tensor:
+        """One row of each sequence, from its seat; those that are not there yet are put there first.
+
+        ahead: the rows are those that the step under way is about to leave in the seats.
+        """
+        if not ahead and not all(sequence.carried for sequence in batch.sequences):
+            waiting = batch.part(index for index, sequence in enumerate(batch.sequences) if not sequence.carried)
+            rows = self._model.rows(waiting)
+            assert not rows.adds, "a stage gave adds for a row of no medium"
+            self._seats.rows.index_copy_(0, self._sent([sequence.seat for sequence in waiting.sequences]), rows.x)
+        numbers, how = self._pack(batch, self._decode_graph, pages=True, ahead=int(ahead))
+        return (self._decode_graph or self._decoded)(numbers, how=how)
+
+    def prefill(self, batch: Batch) -> Tensor:
+        """Rows of prompts, and the ids of those whose last row is among them."""
+        hidden = self._hidden(batch, self._model.rows(batch))
+        drawn = batch.sampled()
+        if not drawn:
+            return hidden.new_empty(0, 1, dtype=torch.int64)
+        ends = np.cumsum(batch.counts)[drawn] - 1
+        numbers, how = self._pack(batch.part(drawn), self._draw_graph, pages=False)
+        return (self._draw_graph or self._drawn)(hidden[self._sent(ends)], numbers, how=how)
+
+    # ------------------------------------------------------------ around them
+
+    def _hidden(self, batch: Batch, rows: Rows) -> Tensor:
+        """The rows [N, H] through the decoder, final-normed; a graph may leave some that are nobody's behind them."""
+        graph = self._prefill_graph
+        if graph is None or rows.adds or batch.rows > PREFILL_SIZES[-1] or len(batch.sequences) > PREFILL_CHUNKS:
+            return self._model.decoder(rows.x, rows.positions, self._kv.step(batch), rows.adds, rows.add_rows)
+        slot, chunks = self._kv.chunk_numbers(batch, rows=graph.size(batch.rows), chunks=PREFILL_CHUNKS)
+        positions = rows.positions[:, None] if rows.positions.dim() == 1 else rows.positions.T
+        return graph(rows.x, positions, self._sent(slot[:, None]), self._sent(chunks))
+
+    def _pack(self, batch: Batch, graphed: Graphed | None, *, pages: bool, ahead: int = 0) -> tuple[Tensor, _How]:
+        """What the rows that yield an id need from the host; pages: with what attention needs; ahead: ids that are being drawn."""
+        sequences = batch.sequences
+        last = [sequence.length - 1 + ahead for sequence in sequences]
+        numbers = self._numbers.pack(
+            sequences,
+            last,
+            [self._model.position(sequence, row) for sequence, row in zip(sequences, last, strict=True)],
+            [self._model.numbers(sequence, ahead=ahead) for sequence in sequences],
+            rows=len(sequences) if graphed is None else graphed.size(len(sequences)),
+            pages=pages,
+        )
+        how = _How.of([sequence.sampling for sequence in sequences], [sequence.inner for sequence in sequences])
+        if graphed is not None:
+            how |= self._usual  # what nobody uses does no harm, and another graph would be captured while requests wait
+        return self._sent(numbers), how
+
+    def _sent(self, values: np.ndarray | Seq[int]) -> Tensor:
+        return sent(values, self._model.device)
+
+    def _capture(self, max_num_seqs: int) -> None:
+        """Make graphs of short prefills, and of the two functions that end in a draw, as they are usually needed."""
+        pool, sizes = GraphPool(), sizes_up_to(max_num_seqs)
+        nobody = self._sent(self._numbers.nobody())
+        hidden = self._seats.rows[self._seats.spare :]
+        self._decode_graph = Graphed(self._decoded, rows=(nobody,), sizes=sizes, pool=pool)
+        self._draw_graph = Graphed(self._drawn, rows=(hidden, nobody[:, : self._numbers.width]), sizes=sizes, pool=pool)
+        for graphed in (self._decode_graph, self._draw_graph):
+            graphed.prepare(how=self._usual)
+        integer = torch.zeros(1, 1, dtype=torch.int64, device=self._model.device)
+        positions = integer.expand(1, 1 if self._model.decoder_config.mrope_section is None else 3)
+        slot = integer + self._kv.spare_page * self._kv.page_size
+        # Chunks of no rows, whose pages therefore do not matter.
+        chunks = torch.zeros(PREFILL_CHUNKS, 3 + nobody.shape[1], dtype=torch.int32, device=self._model.device)
+        rows, fixed = (hidden, positions, slot), (chunks,)
+        self._prefill_graph = Graphed(self._computed, rows=rows, fixed=fixed, sizes=PREFILL_SIZES, pool=pool)
+        self._prefill_graph.prepare()
+
+    # ------------------------------------------------------------ on the device: tensors only
+
+    def _computed(self, x: Tensor, positions: Tensor, slot: Tensor, chunks: Tensor) -> Tensor:
+        """x [N, H], positions int64 [N, axes], slot int64 [N, 1] and chunks as `PagedKV.chunk_step` has them -> hidden [N, H]."""
+        where = positions[:, 0] if positions.shape[1] == 1 else positions.T
+        return self._model.decoder(x, where, self._kv.chunk_step(slot[:, 0], chunks, most_rows=len(x)))
+
+    def _decoded(self, numbers: Tensor, *, how: _How) -> Tensor:
+        """The rows in the seats through decoder and head, and on; values int64 [B, K]."""
+        row = self._numbers.unpack(numbers)
+        kv = self._kv.decode_step(row.slot, row.length, row.table)
+        return self._completed(self._model.decoder(self._seats.rows[row.seat], row.positions, kv), row, how)
+
+    def _drawn(self, hidden: Tensor, numbers: Tensor, *, how: _How) -> Tensor:
+        return self._completed(hidden, self._numbers.unpack(numbers), how)
+
+    def _completed(self, hidden: Tensor, row: RowNumbers, how: _How) -> Tensor:
+        """From hidden [B, H] to the next ids and whatever the stage makes of them: values int64 [B, K], -1 where there is no id."""
+        seats, logits = self._seats, self._model.logits(hidden)
+        if how.constrained:
+            logits = seats.constrain(logits, row.seat, row.step)
+        # No number, +inf, or every id banned: there is nothing to choose from.
+        sound = logits.amax(-1).isfinite()
+        ids = torch.where(sound, pick(logits, seats.draw(row.seat, row.step, how.filters)), 0)
+        values, rows = self._model.complete(hidden, ids, seats.inner_draw(row.seat, row.step, how.inner), row.extra)
+        # Last, so that a step that failed before has changed nothing.
+        seats.rows.index_copy_(0, row.seat, rows)
+        if how.constrained:
+            seats.count(row.seat, ids)
+        return torch.where(sound[:, None], values, NO_ID)

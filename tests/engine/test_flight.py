@@ -1,0 +1,262 @@
+"""While a step is under way on the device, the host goes on: whatever happens then, everyone gets what is theirs."""
+
+from __future__ import annotations
+
+import random
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny_stage import GREEDY, STOP, Request, TinyStage, make_runner, prompt, run
+
+from aura_omni.engine.engine import Engine
+from aura_omni.errors import Unavailable
+from aura_omni.flow import Sampling
+from tests.slow_lane import SlowLane
+
+SEEDED = Sampling(max_tokens=8, seed=11, temperature=0.9, repetition_penalty=1.1)
+
+
+@pytest.fixture
+def lane() -> SlowLane:
+    return SlowLane()
+
+
+def expected(request: Request) -> list[int]:
+    return TinyStage().dense_outputs(request.sequence)
+
+
+def test_a_step_never_waits_and_the_next_one_is_launched_when_it_has_arrived(lane: SlowLane) -> None:
+    stage = TinyStage()
+    runner = make_runner(stage, lane=lane)
+    request = Request(prompt(9), replace(GREEDY, max_tokens=2))
+    runner.add(request.sequence)
+    assert runner.step()
+    assert runner.flying
+    assert [runner.step() for _ in range(3)] == [False] * 3
+    assert (request.heard, runner.counters.steps) == ([], 1)
+    lane.arrive()
+    assert runner.step()  # hears it, and launches
+    assert (len(request.heard), runner.counters.steps) == (1, 2)
+    lane.arrive()
+    assert runner.step()
+    assert request.reason == "length"
+    assert not runner.flying
+    assert not runner.busy
+    assert not runner.step()
+
+
+def land_one(lane: SlowLane) -> None:
+    lane.under_way.pop(0).there = True
+
+
+def test_decoding_goes_one_step_ahead_of_what_has_arrived(lane: SlowLane) -> None:
+    runner = make_runner(TinyStage(), lane=lane)
+    request = Request(prompt(9), replace(GREEDY, max_tokens=5))
+    want = expected(request)[:5]
+    runner.add(request.sequence)
+    under_way, heard = [], []
+    while runner.busy:
+        runner.step()
+        runner.check_integrity()
+        under_way.append(len(lane.under_way))
+        heard.append(len(request.heard))
+        if lane.under_way:
+            land_one(lane)
+    # The prompt; then two steps are under way until the last id is being drawn.
+    assert under_way == [1, 2, 2, 2, 1, 0]
+    assert heard == [0, 1, 2, 3, 4, 5]
+    assert request.heard == want
+
+
+def test_what_was_drawn_ahead_for_a_sequence_that_has_ended_is_dropped(lane: SlowLane) -> None:
+    free = Request(prompt(9))
+    run(make_runner(TinyStage()), free)
+    stop = free.heard[3]
+    runner = make_runner(TinyStage(), lane=lane)
+    ending, other = Request(prompt(9), replace(GREEDY, stop_token_ids=(stop,))), Request(prompt(9, seed=1))
+    want = expected(other)
+    for request in (ending, other):
+        runner.add(request.sequence)
+    while not ending.ends:
+        runner.step()
+        if lane.under_way:
+            land_one(lane)
+    assert runner.flying  # and it is among those that are drawn for
+    assert ending.reason == "stop"
+    assert ending.heard == free.heard[: free.heard.index(stop)]
+    while runner.busy:
+        lane.arrive()
+        runner.step()
+        runner.check_integrity()
+    assert ending.sequence.outputs == [*ending.heard, stop]
+    assert other.heard == want
+    assert runner.counters.pages_used == 0
+
+
+def test_nobody_decodes_ahead_while_someone_waits_for_a_free_seat(lane: SlowLane) -> None:
+    runner = make_runner(TinyStage(), lane=lane, max_num_seqs=2)
+    first, second, third = (Request(prompt(9, seed=seed)) for seed in range(3))
+    runner.add(first.sequence)
+    runner.step()
+    lane.arrive()
+    runner.step()
+    assert len(lane.under_way) == 2
+    runner.add(second.sequence)
+    land_one(lane)
+    runner.step()
+    assert len(lane.under_way) == 1  # no third one: the newcomer is next
+    lane.arrive()
+    runner.step()
+    lane.arrive()
+    runner.step()
+    assert len(second.heard) == 1
+    runner.add(third.sequence)  # all seats are taken: it has to wait anyway
+    lane.arrive()
+    runner.step()
+    lane.arrive()
+    runner.step()
+    assert len(lane.under_way) == 2
+
+
+def test_decode_rows_are_heard_before_the_prompts_of_their_step_are_through(lane: SlowLane) -> None:
+    runner = make_runner(TinyStage(), lane=lane)
+    first, second = Request(prompt(9)), Request(prompt(30, seed=1))
+    runner.add(first.sequence)
+    runner.step()
+    lane.arrive()
+    runner.add(second.sequence)
+    runner.step()
+    assert len(lane.under_way) == 2
+    lane.under_way.pop(0).there = True
+    assert runner.step()
+    assert (len(first.heard), len(second.heard)) == (2, 0)
+    assert runner.flying
+
+
+def test_a_request_that_is_aborted_under_way_hears_no_more_and_its_pages_and_seat_serve_the_next(
+    lane: SlowLane,
+) -> None:
+    runner = make_runner(TinyStage(), lane=lane, max_num_seqs=1, pages=6, prefix_caching=True)
+    victim, heir = Request(prompt(17), SEEDED), Request(prompt(17, seed=1), replace(SEEDED, seed=5))
+    want = expected(Request(prompt(17, seed=1), replace(GREEDY)))
+    heir.sequence.sampling = GREEDY
+    for request in (victim, heir):
+        runner.add(request.sequence)
+    for _ in range(3):
+        runner.step()
+        lane.arrive()
+    runner.step()
+    heard = list(victim.heard)
+    runner.abort(victim.sequence)
+    assert victim.reason == "cancelled"
+    assert runner.counters.pages_used == 0
+    runner.check_integrity()
+    assert not runner.step()  # still under way: nobody is seated before it has arrived
+    while runner.busy:
+        lane.arrive()
+        runner.step()
+        runner.check_integrity()
+    assert victim.heard == heard
+    assert heir.heard == want
+
+
+def test_rows_of_a_step_that_was_never_taken_in_are_found_by_nobody(lane: SlowLane) -> None:
+    runner = make_runner(TinyStage(), lane=lane)
+    one = Request(prompt(21))
+    runner.add(one.sequence)
+    runner.step()
+    assert runner.counters.pages_kept == 0
+    runner.abort(one.sequence)
+    lane.arrive()
+    again = Request(prompt(21))
+    runner.add(again.sequence)
+    runner.step()
+    assert again.sequence.cached == 0
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_falls_between_launch_and_arrival_everyone_says_the_same(seed: int, lane: SlowLane) -> None:
+    dice = random.Random(seed)
+    samplings = [
+        GREEDY,
+        replace(SEEDED, seed=seed),
+        replace(GREEDY, presence_penalty=0.7, logit_bias={7: 1.5}),
+        replace(GREEDY, logit_bias={STOP: 3.0}, min_tokens=3),
+    ]
+
+    def make(index: int) -> Request:
+        tokens = prompt(4, seed=99) * (index % 2) + prompt(1 + 7 * index % 23, seed=index)
+        return Request(tokens, replace(samplings[index % 4], max_tokens=6 + index % 17), priority=index % 3)
+
+    calm = [make(index) for index in range(16)]
+    for request in calm:
+        runner = make_runner(TinyStage())
+        runner.add(request.sequence)
+        while runner.busy:
+            runner.step()
+    crowd, doomed = [make(index) for index in range(16)], [make(index) for index in range(8)]
+    runner = make_runner(TinyStage(), lane=lane, pages=16, max_num_batched_tokens=16, max_num_seqs=4)
+    coming = [*crowd, *doomed]
+    dice.shuffle(coming)
+    living = set(doomed)
+    while coming or runner.busy:
+        for _ in range(dice.randrange(3)):
+            if coming:
+                runner.add(coming.pop().sequence)
+        runner.step()
+        runner.check_integrity()
+        if dice.random() < 0.4:
+            lane.arrive()
+        for request in list(living):
+            if request.sequence.id >= 0 and dice.random() < 0.05:
+                living.remove(request)
+                runner.abort(request.sequence)
+                runner.check_integrity()
+    assert [request.heard for request in crowd] == [request.heard for request in calm]
+    for request, whole in zip(doomed, calm, strict=False):
+        assert request.heard == whole.heard[: len(request.heard)]
+    assert runner.counters.pages_used == 0
+    assert runner.counters.preemptions > 0
+
+
+def test_a_failed_device_is_found_when_its_step_should_arrive(lane: SlowLane) -> None:
+    class Dead:
+        @property
+        def there(self) -> bool:
+            raise torch.AcceleratorError("illegal memory access")
+
+    lane.home = lambda values: Dead()  # type: ignore[method-assign, assignment]
+    runner = make_runner(TinyStage(), lane=lane)
+    runner.add(Request(prompt(9)).sequence)
+    with pytest.raises(torch.AcceleratorError):
+        runner.step()
+
+
+def test_all_requests_end_and_the_device_is_waited_for_when_the_runner_is_closed(lane: SlowLane) -> None:
+    runner = make_runner(TinyStage(), lane=lane)
+    requests = [Request(prompt(9, seed=seed)) for seed in range(3)]
+    for request in requests:
+        runner.add(request.sequence)
+    runner.step()
+    runner.abort_all(Unavailable("stopping"))
+    assert [request.reason for request in requests] == ["error"] * 3
+    assert lane.waited == 1
+    assert not runner.busy
+    assert not runner.step()
+
+
+def test_the_engine_serves_posts_and_other_stages_while_a_step_is_under_way(lane: SlowLane) -> None:
+    slow, quick = make_runner(TinyStage(), lane=lane), make_runner(TinyStage(seed=1))
+    late, prompt_one = Request(prompt(9)), Request(prompt(9))
+    done = threading.Event()
+    prompt_one.sequence.on_end = lambda *_: done.set()
+    with Engine({"slow": slow, "quick": quick}) as engine:
+        engine.call(lambda: slow.add(late.sequence))
+        engine.call(lambda: quick.add(prompt_one.sequence))
+        assert done.wait(20)
+        assert late.heard == []
+        while engine.call(lambda: slow.busy):
+            engine.call(lane.arrive)
+    assert late.heard == expected(Request(prompt(9)))

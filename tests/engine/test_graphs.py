@@ -1,0 +1,52 @@
+"""Steps that are padded to few sizes and read tensors that stay equal steps as they are written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from tiny_stage import GREEDY, SAMPLINGS, Request, TinyStage, make_runner, prompt, requests_of, run
+
+from aura_omni.engine.graphs import sizes_up_to
+from aura_omni.engine.steps import PREFILL_SIZES
+from tests.replayed import without_cuda
+
+
+def test_sizes_are_few_and_waste_at_most_half() -> None:
+    assert sizes_up_to(1) == (1,)
+    assert sizes_up_to(6) == (1, 2, 4, 6)
+    assert sizes_up_to(32) == (1, 2, 4, 8, 16, 24, 32)
+    for most in range(1, 70):
+        sizes = sizes_up_to(most)
+        assert sizes == tuple(sorted(set(sizes)))
+        assert sizes[-1] == most
+        assert all(size <= 2 * (before + 1) for before, size in pairwise(sizes))
+
+
+@pytest.mark.parametrize("mrope", [False, True])
+@pytest.mark.parametrize("batched", [24, 200])
+def test_padded_steps_equal_steps_as_they_are(batched: int, mrope: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of prompts, but for one that is longer than the largest graph."""
+    options = {"max_num_seqs": 5, "pages": 60, "max_num_batched_tokens": batched, "max_model_len": 200}
+    plain, padded = ([*requests_of(10), Request(prompt(150))] for _ in range(2))
+    run(make_runner(TinyStage(mrope=mrope), **options), *plain)
+    recorded = without_cuda(monkeypatch)
+    stage = TinyStage(mrope=mrope)
+    runner = make_runner(stage, graphs=True, usual=(SAMPLINGS[1], GREEDY), **options)
+    usual = sorted(recorded)
+    assert usual == sorted(2 * sizes_up_to(5) + PREFILL_SIZES)  # decode, draw and short prefills, before any request
+    run(runner, *padded)
+    assert [request.heard for request in padded] == [request.heard for request in plain]
+    assert any(batch.rows > PREFILL_SIZES[-1] for batch in stage.batches) == (batched == 200)
+
+
+def test_requests_that_sample_as_usual_or_less_need_no_graph_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = without_cuda(monkeypatch)
+    usual = replace(SAMPLINGS[2], temperature=0.9)
+    runner = make_runner(TinyStage(), graphs=True, usual=(usual, GREEDY), max_num_seqs=4)
+    before = len(recorded)
+    run(runner, Request(prompt(9), usual), Request(prompt(9), GREEDY), Request(prompt(9), replace(usual, top_k=40)))
+    assert len(recorded) == before
+    run(runner, Request(prompt(9, seed=1), replace(usual, top_p=0.9)))
+    assert len(recorded) == before + 2

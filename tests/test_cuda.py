@@ -1,0 +1,166 @@
+"""On a GPU: the stages of the tiny family in lanes of their own and replayed from graphs, against the same as written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from aura_omni.config import Config, Options, load
+from aura_omni.engine.loader import Checkpoint
+from aura_omni.engine.runner import ArRunner
+from aura_omni.flow import Sampling, Text, TurnRequest, Voice
+from aura_omni.pipeline import Pipeline
+from aura_omni.stages import vocoder
+from aura_omni.stages.talker import TalkerStage
+from aura_omni.stages.vocoder import VocoderRunner
+from tests.family import Listener, ask, family, recording, running, spoken
+
+pytestmark = pytest.mark.gpu
+
+CUDA = torch.device("cuda")
+
+
+def config(*, eager: bool) -> Config:
+    """nano.yaml over the tiny family in float32, on the GPU."""
+    folders = ("asr", "aura", "tts_custom_voice", "tts_custom_voice")
+    overrides = {
+        str(number): {"model": str(family() / folder), "dtype": "float32", "gpu_memory_utilization": 0.03}
+        for number, folder in enumerate(folders)
+    }
+    options = Options(deploy_config="nano.yaml", stage_overrides=json.dumps(overrides), enforce_eager=eager or None)
+    return load(options, environ={}, platform="cuda")
+
+
+def request(number: int) -> TurnRequest:
+    sampling = {
+        "aura": {"max_tokens": 6 + number, "temperature": 0.8, "seed": number},
+        "talker": {"seed": number, "max_tokens": 4 + number},
+    }
+    if number % 3 == 2:
+        sampling["aura"] |= {"repetition_penalty": 1.1, "top_p": 0.9}
+    return spoken(recording(), Text(f"question {number}"), sampling=sampling)
+
+
+@pytest.fixture(scope="module")
+def graphs() -> Iterator[Pipeline]:
+    with running(config(eager=False)) as pipeline:
+        yield pipeline
+
+
+def test_turns_from_graphs_equal_turns_as_written(graphs):
+    with running(config(eager=True)) as written:
+        for number in range(8):
+            ours, theirs = ask(graphs, request(number)), ask(written, request(number))
+            assert ours.text == theirs.text
+            assert ours.heard == theirs.heard
+            np.testing.assert_allclose(ours.samples, theirs.samples, atol=1e-4)
+
+
+def test_turns_together_equal_turns_alone(graphs):
+    alone = [ask(graphs, request(number)) for number in range(10)]
+    together = [Listener() for _ in range(10)]
+    for number, listener in enumerate(together):
+        graphs.submit(request(number), listener)
+    for one, other in zip(alone, together, strict=True):
+        assert other.wait().text == one.text
+        np.testing.assert_allclose(other.samples, one.samples, atol=1e-4)
+
+
+def test_a_hundred_turns_that_are_cancelled_leave_nothing_behind(graphs):
+    listeners = []
+    for number in range(100):
+        listener = Listener()
+        turn = graphs.submit(request(number % 10), listener)
+        listeners.append(listener)
+        if number % 7 == 0:
+            listeners[number // 2].wait()
+        turn.cancel()
+    assert {listener.wait().end.reason for listener in listeners} <= {"cancelled", "stop", "length", "silent"}
+    graphs.engine.check_integrity()
+
+
+@pytest.mark.parametrize("text_is_late", [False, True])
+def test_frames_from_graphs_equal_frames_as_written(text_is_late):
+    checkpoint = Checkpoint.find(str(family() / "tts_custom_voice"))
+    stage = TalkerStage.load(checkpoint, device=CUDA, dtype=torch.float32)
+    speaking = replace(stage.voices.resolve(Voice()), non_streaming=False)
+    predictor = Sampling(temperature=0.9, top_k=50)
+    usual = stage.bounded(Sampling(temperature=0.9, top_k=50, repetition_penalty=1.05)), predictor
+
+    def frames(*, graphs: bool) -> list[np.ndarray]:
+        runner = ArRunner(
+            stage,
+            pages=60,
+            page_size=16,
+            max_num_seqs=4,
+            max_num_batched_tokens=40,
+            max_model_len=128,
+            max_waiting=8,
+            prefix_caching=False,
+            graphs=graphs,
+            usual=usual,
+        )
+        heard: list[list[np.ndarray]] = [[] for _ in range(6)]
+        rests = {}
+        for number, mine in enumerate(heard):
+            body = stage.writer.body("hello the world " * (number + 1))
+            start = body[:2] if text_is_late else body
+            sequence = stage.sequence(
+                stage.prompt(speaking, start),
+                replace(usual[0], max_tokens=9 + 2 * number, temperature=0.9 * (number != 3), seed=number),
+                predictor=replace(predictor, temperature=0.9 * (number != 4)),
+                on_output=mine.append,
+                on_end=lambda *_: None,
+                open_ended=text_is_late,
+            )
+            if text_is_late:
+                rests[sequence] = list(body[2:])
+            runner.add(sequence)
+        passes = 0
+        while runner.busy or rests:
+            runner.step()
+            passes += 1
+            for sequence, rest in list(rests.items()):
+                if rest and passes % 3 == 0:
+                    stage.feed(sequence, [rest.pop(0)])
+                elif not rest:
+                    stage.close(sequence)
+                    del rests[sequence]
+        runner.check_integrity()
+        return [np.stack(mine) for mine in heard]
+
+    for ours, theirs in zip(frames(graphs=True), frames(graphs=False), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-4), (torch.bfloat16, 3e-2)])
+def test_sound_from_graphs_equals_sound_as_written(dtype, limit):
+    checkpoint = Checkpoint.find(str(family() / "tts_custom_voice")).sub("speech_tokenizer")
+    decoder, _ = vocoder.load(checkpoint, device=CUDA, dtype=dtype)
+    codes = np.random.default_rng(0).integers(0, decoder.config.codebook_size, (5, 33, 16))
+
+    def samples(*, graphs: bool) -> list[np.ndarray]:
+        runner = VocoderRunner(decoder, max_num_seqs=3, graphs=graphs)
+        heard: list[list[np.ndarray]] = [[] for _ in codes]
+        ends: list[str] = []
+        streams = [runner.open(mine.append, lambda reason, _: ends.append(reason)) for mine in heard]
+        for first, stop in ((0, 1), (1, 3), (3, 7), (7, 15), (15, 32), (32, 33)):
+            for stream, frames in zip(streams, codes, strict=True):
+                runner.push(stream, frames[first:stop])
+            for _ in range(3):
+                runner.step()
+        for stream in streams:
+            runner.close(stream)
+        while len(ends) < len(codes):
+            runner.step()
+        runner.check_integrity()
+        return [np.concatenate(mine) for mine in heard]
+
+    for ours, theirs in zip(samples(graphs=True), samples(graphs=False), strict=True):
+        assert len(ours) == 33 * 1920
+        np.testing.assert_allclose(ours, theirs, atol=limit)
