@@ -1,6 +1,7 @@
 # make setup    .venv with the package, what the tests need, and the tools of scripts/check
 # make serve    the server on PORT; ARGS adds to the command: make serve ARGS="--deploy-config aura_omni.yaml"
 # make test     the tests; ARGS adds to pytest: make test ARGS="tests/test_config.py"
+# make node     the client for Node, for the tests that use it; they are skipped without it
 # make check    what CI runs: format, lint, types, tests
 
 PORT ?= 8091
@@ -10,7 +11,7 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3; do \
 	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$name && break; done)
 BIN := .venv/bin
 
-.PHONY: setup serve test check
+.PHONY: setup serve test node check
 
 setup: .venv/installed
 
@@ -28,6 +29,12 @@ serve: setup
 
 test: setup
 	$(BIN)/python -m pytest $(ARGS)
+
+node: tests/cases/node/node_modules/.package-lock.json
+
+tests/cases/node/node_modules/.package-lock.json: tests/cases/node/package-lock.json
+	npm ci --prefix tests/cases/node
+	@touch $@
 
 check: setup
 	scripts/check

@@ -20,7 +20,7 @@ from aura_omni.engine.memory import StageNeeds, plan_pages
 from aura_omni.engine.runner import ArRunner
 from aura_omni.engine.seats import Seats
 from aura_omni.engine.stage_model import Runner, StageModel
-from aura_omni.flow import Sampling, StageName
+from aura_omni.flow import Report, Sampling, StageName, unreported
 from aura_omni.models.codec import CodecDecoder
 from aura_omni.models.codec_encoder import CodecEncoder
 from aura_omni.models.qwen3 import Decoder, DecoderLayer
@@ -93,8 +93,8 @@ class _Site:
     needs: StageNeeds
 
 
-def assemble(config: Config) -> Stages:
-    """Load what config names.
+def assemble(config: Config, report: Report = unreported) -> Stages:
+    """Load what config names, telling `report` of each stage that is "loading" and then "loaded".
 
     Raises CheckpointError, DoesNotFit or ConfigError; what can be known from configurations alone is refused before weights are
     read.
@@ -107,9 +107,11 @@ def assemble(config: Config) -> Stages:
     def loaded(name: StageName, load: Callable[[_Site], T]) -> T | None:
         if name not in sites:
             return None
+        report(name, "loading")
         start = time.monotonic()
         stage = load(sites[name])
         log.info("%s: %s read in %.1f s", name, sites[name].checkpoint.name, time.monotonic() - start)
+        report(name, "loaded")
         return stage
 
     hear = loaded("asr", _load_asr)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -16,16 +17,19 @@ from typing import TYPE_CHECKING
 
 from aura_omni import __version__
 from aura_omni.bench.flags import add_flags as bench_flags
-from aura_omni.config import Options, load, to_yaml
-from aura_omni.config.config import DEFAULT_HOST, DEFAULT_PORT, Config, Platform
+from aura_omni.config import Options, load, load_here, platform, to_yaml
+from aura_omni.config.config import DEFAULT_HOST, DEFAULT_PORT, Config
 from aura_omni.config.deploy_file import packaged_names
 from aura_omni.errors import AuraError, ConfigError, meant
+from aura_omni.offline_flags import OFFLINE, add_offline_commands, options
 
 if TYPE_CHECKING:
+    from aura_omni.flow import Report
     from aura_omni.pipeline import Pipeline
 
 log = logging.getLogger("aura_omni")
 
+INTERRUPTED = 128 + signal.SIGINT  # as shells say it
 API_KEY_VARIABLE = "AURA_OMNI_API_KEY"  # a secret on the command line can be read by every user of the machine
 
 # Flags of the upstream command that would change what is served, and why they do not exist here.
@@ -58,14 +62,14 @@ NOT_SERVED: Mapping[str, str] = {
     "--strategy-config": "there is one strategy; stages are set in the deploy file",
     "--async-chunk": "frames always go to the next stage as they are made",
     "--no-async-chunk": "frames always go to the next stage as they are made; ask for the answer without stream",
-    "--log-stats": "this release has no metrics endpoint",
+    "--log-stats": "numbers are always at GET /metrics",
     "--log-file": "logs go to standard error; redirect it",
     "--task-type": "a request names its voice task, and the checkpoint decides the default",
     "--forced-aligner": "word timestamps are not served",
     "--forced-aligner-config": "word timestamps are not served",
     "--forced-aligner-device": "word timestamps are not served",
     "--tts-max-instructions-length": "instructions are limited by the Talker's max_model_len",
-    "--enable-orch-monitor": "this release has no metrics endpoint",
+    "--enable-orch-monitor": "numbers are always at GET /metrics",
     "--enable-ar-profiler": "there is no built-in profiler",
     "--enable-sleep-mode": "weights stay on the device; stop the server to free it",
     "--enable-expert-parallel": "no stage has experts",
@@ -79,15 +83,18 @@ SERVE_FLAGS = [
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0, 1 when the server could not start (the message says why), 2 for wrong arguments."""
+    """Exit status: 0, 1 when it could not be done (the message says why), 2 for wrong arguments, 130 when interrupted."""
     parser = _parser()
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
         parser.error(_unknown(unknown, SERVE_FLAGS if arguments.command == "serve" else ["--help"]))
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    level = logging.WARNING if arguments.command in OFFLINE else logging.INFO
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s")
     try:
         if arguments.command == "serve":
             return _serve(arguments)
+        if arguments.command in OFFLINE:
+            return _offline(arguments)
         if arguments.command == "doctor":
             return _doctor()
         if arguments.command == "bench":
@@ -96,14 +103,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except AuraError as error:
         print(f"aura-omni: {type(error).__name__}: {error.message}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("aura-omni: interrupted", file=sys.stderr)
+        return INTERRUPTED
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="aura-omni", description="The online server for AURA.", allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="aura-omni",
+        description="The online server for AURA, and its answers without a server.",
+        allow_abbrev=False,
+    )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     serve = commands.add_parser("serve", help="start the server", allow_abbrev=False, description=_SERVE_DESCRIPTION)
     _serve_flags(serve)
+    add_offline_commands(commands)
     commands.add_parser("doctor", help="say what this machine offers to the server", allow_abbrev=False)
     tiny = commands.add_parser(
         "tiny", help="write tiny random checkpoints of all stages, for tests", allow_abbrev=False
@@ -149,6 +164,16 @@ def _serve_flags(serve: argparse.ArgumentParser) -> None:
         default=[],
         help=f"requests must send one of these; {API_KEY_VARIABLE} in the environment adds one",
     )
+    add(
+        "--allowed-origins",
+        metavar="ORIGIN",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="web pages that may call, as https://example.com or *; default: with an API key all, else this machine's",
+    )
+    add("--request-timeout", metavar="S", type=float, help="seconds of work on one request (default: 600)")
+    add("--custom-voice-dir", metavar="FOLDER", help="where uploaded voices are kept (default: none are taken)")
     add("--allowed-local-media-path", metavar="FOLDER", help="requests may name file:// media below it (default: none)")
     add(
         "--allowed-media-domains",
@@ -195,13 +220,6 @@ def config_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Conf
     return load(Options(**given), environ=environ, platform=platform(environ))
 
 
-def platform(environ: Mapping[str, str]) -> Platform:
-    """Which `platforms:` block of a deploy file applies: whether an NVIDIA driver is here, without importing torch."""
-    hidden = environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")
-    driver = any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg"))
-    return "cuda" if driver and not hidden else "cpu"
-
-
 def _serve(arguments: argparse.Namespace) -> int:
     config = config_of(arguments, os.environ)
     if arguments.print_config:
@@ -213,21 +231,38 @@ def _serve(arguments: argparse.Namespace) -> int:
     from aura_omni.media.fetch import MediaPolicy
     from aura_omni.server.app import ServerConfig, run
 
-    def load_pipeline() -> Pipeline:
+    def load_pipeline(report: Report) -> Pipeline:
         from aura_omni.pipeline import Pipeline  # torch: the port is open while it is read
 
-        return Pipeline.load(config)
+        return Pipeline.load(config, report)
 
     served = ServerConfig(
         host=config.host,
         port=config.port,
         api_keys=config.api_keys,
+        origins=config.allowed_origins,
+        timeout_s=config.request_timeout_s,
+        voices_dir=config.voices_dir,
         max_body_bytes=config.media.max_body_bytes,
         media=MediaPolicy(**{item.name: getattr(config.media, item.name) for item in fields(MediaPolicy)}),
         media_limits=config.media.limits,
     )
     run(served, load_pipeline)
     return 0
+
+
+def _offline(arguments: argparse.Namespace) -> int:
+    config = load_here(options(arguments))
+    from aura_omni import offline
+
+    do = {"say": offline.say, "transcribe": offline.transcribe, "chat": offline.chat}[arguments.command]
+    try:
+        return do(arguments, config)
+    except BrokenPipeError:  # who read the output has seen enough; nothing more may be said to it at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        raise ConfigError(f"{error.filename or 'the output'}: {error.strerror or error}") from error
 
 
 def _doctor() -> int:

@@ -11,12 +11,14 @@ AuraError                     500  internal_error
 ├── NotFound                  404  not_found
 │   └── ModelNotFound         404  model_not_found
 ├── MethodNotAllowed          405  method_not_allowed
+├── Conflict                  409  conflict               the name is taken by something else
 ├── TooLarge                  413  request_too_large
 ├── Overloaded                429  overloaded             admission limits; try again later
 ├── ConfigError               500  config_error           at start, never while serving
 │   ├── DoesNotFit            500  does_not_fit           memory fractions or sizes that cannot hold the weights
 │   └── CheckpointError       500  checkpoint_error       missing, unused or misshaped weights, bad config.json
 ├── Unavailable               503  unavailable            starting, stopping
+├── TimedOut                  504  timeout                not done within the request's time
 └── EngineError               500  engine_error           a stage failed; the turn ends with reason "error"
     └── CodeOutOfRange        500  code_out_of_range      Code2Wav was handed a code that no codebook has
 
@@ -85,6 +87,10 @@ class MethodNotAllowed(AuraError):
     status, code, type = 405, "method_not_allowed", "invalid_request_error"
 
 
+class Conflict(AuraError):
+    status, code, type = 409, "conflict", "invalid_request_error"
+
+
 class TooLarge(AuraError):
     status, code, type = 413, "request_too_large", "invalid_request_error"
 
@@ -107,6 +113,10 @@ class CheckpointError(ConfigError):
 
 class Unavailable(AuraError):
     status, code = 503, "unavailable"
+
+
+class TimedOut(AuraError):
+    status, code = 504, "timeout"
 
 
 class EngineError(AuraError):

@@ -6,7 +6,7 @@ Events are deltas unless they say "whole". A Turn sends any number of events and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -24,8 +24,13 @@ SILENT_TEXT = "<|silent|>"
 
 Role = Literal["system", "user", "assistant"]
 Reason = Literal["stop", "length", "silent", "cancelled", "error"]
+# "length": the frame budget ran out before the Talker said it was done; "loop", "silence": it repeated itself or made no sound
+# for too long and was stopped; "empty": of what is written nothing is spoken (code, emoji), so the Talker never heard of it
+SpeechReason = Literal["stop", "length", "loop", "silence", "empty"]
 VoiceTask = Literal["Base", "CustomVoice", "VoiceDesign"]
 TurnPart = Literal["turn", "speech", "transcript"]
+TranscriptFormat = Literal["json", "text", "verbose_json", "srt", "vtt"]
+TRANSCRIPT_FORMATS: tuple[TranscriptFormat, ...] = ("json", "text", "verbose_json", "srt", "vtt")
 
 
 # ---------------------------------------------------------------- what goes in
@@ -37,7 +42,8 @@ class MediaLimits:
 
     max_bytes: int = 100 * 2**20  # one medium as sent
     timeout_s: float = 20.0  # one fetch, redirects included
-    max_audio_s: float = 1_200.0
+    max_audio_s: float = 1_200.0  # of a message
+    max_recording_s: float = 14_400.0  # one file to transcribe, which is read piece by piece
     max_video_frames: int = 128  # after sampling
     max_pixels: int = 50_000_000  # one picture or video frame
 
@@ -99,7 +105,20 @@ class Voice:
     # Whether the Talker gets the whole text before its first frame. None: no where AURA writes the text, which is then read
     # while it is written (unless its ids are passed); else as the checkpoint's package does it (Base no, the others yes).
     non_streaming: bool | None = None
+    # Whether what is spoken is a clean form of what is written (stages/speech_text). None: as the deploy file says. Ids that are
+    # passed are never changed.
+    normalize: bool | None = None
     max_frames: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Playback:
+    """How the speech is listened to. It decides which frames are decoded and sent together, never what is said."""
+
+    # False: nobody hears it before its end; all of it is sent then, and speech that went wrong is made again
+    live: bool = True
+    speed: float = 1.0  # seconds of speech played in a second
+    first_frames: int | None = None  # of the first chunk; None or 0: as the deploy file says
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +252,7 @@ class TurnRequest:
     speak: bool = True  # False: text only, neither Talker nor Code2Wav hears of the turn
     system_prompt: str | None = None  # replaces the default live-video prompt
     voice: Voice = Voice()
+    playback: Playback = Playback()
     sampling: Mapping[StageName, Mapping[str, Any]] = field(default_factory=dict)
 
 
@@ -283,14 +303,24 @@ class Usage:
 class Ended:
     """The last event of every Turn. error is set exactly when reason is "error".
 
-    reason is how the text ended; speech_reason how the speech did (None when nothing was spoken):
-    "length" means the frame budget ran out before the Talker said it was done.
+    reason is how the text ended; speech_reason how the speech did (None when none was asked for, or the turn was silent).
     """
 
     reason: Reason
     usage: Usage = Usage()
     error: AuraError | None = None
-    speech_reason: Literal["stop", "length"] | None = None
+    speech_reason: SpeechReason | None = None
 
 
 Event = Transcript | TextDelta | AudioChunk | Ended
+
+
+# ---------------------------------------------------------------- how far a start has come
+
+# ready: the stage has done one real inference
+StagePhase = Literal["waiting", "loading", "loaded", "ready", "failed"]
+Report = Callable[[StageName, StagePhase], None]
+
+
+def unreported(_: StageName, __: StagePhase) -> None:
+    """For a start that nobody watches."""

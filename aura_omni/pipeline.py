@@ -1,4 +1,4 @@
-"""The stages joined for one Turn, and the server's only door to them.
+"""The stages joined for one Turn, and the only door to them, for the server and for programs (`asking`).
 
     pipeline = Pipeline.load(config)
     turn = pipeline.submit(request, sink)     # any thread; what can be refused is refused here, before the engine
@@ -11,36 +11,45 @@ holds in the engine (pages, slots, states) is free before its Ended is sent.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import fields, replace
 from typing import Any, get_args
 
+from aura_omni.asking import Asking
 from aura_omni.assembly import Stages, assemble
-from aura_omni.config import Config
+from aura_omni.config import Config, Options, load_here
+from aura_omni.counters import Counters
 from aura_omni.engine.engine import Engine
 from aura_omni.errors import BadRequest, ConfigError, PromptTooLong, Unavailable
 from aura_omni.flow import (
     VOICE_RATE,
     Audio,
     Message,
+    Report,
     Sampling,
     StageName,
+    StagePhase,
     Text,
     TurnPart,
     TurnRequest,
     Video,
     Voice,
+    VoiceTask,
+    unreported,
 )
 from aura_omni.media.audio import resample
-from aura_omni.stages.clips import has_energy
+from aura_omni.media.level import may_be_speech
+from aura_omni.stages import speech_text
 from aura_omni.stages.silent import speakable
 from aura_omni.stages.talker import TalkerStage
 from aura_omni.stages.talker_prompt import LEAST_PREFILL
 from aura_omni.stages.transcript import language_name
 from aura_omni.stages.voices import Speaking
 from aura_omni.turn import Listening, Plan, Sink, Turn, text_of, with_transcripts
+from aura_omni.warm_up import warm_up
 
 
-class Pipeline:
+class Pipeline(Asking):
     def __init__(self, config: Config, stages: Stages) -> None:
         """stages: loaded, one for each of config.stages. The engine is not started yet."""
         self.config = config
@@ -55,11 +64,23 @@ class Pipeline:
         }
 
     @classmethod
-    def load(cls, config: Config) -> Pipeline:
-        """Load every stage's checkpoint, refuse what does not fit, start the engine. Takes as long as reading the weights."""
-        pipeline = cls(config, assemble(config))
+    def load(cls, config: Config | str, report: Report = unreported) -> Pipeline:
+        """Load every stage's checkpoint, refuse what does not fit, start the engine, have each stage do one inference.
+
+        Takes as long as reading the weights. config: as `config.load` returns it, or the name of a deploy file, packaged
+        ("nano.yaml") or a path. report: told on this thread how far each stage has come.
+        """
+        if isinstance(config, str):
+            config = load_here(Options(deploy_config=config))
+        for stage in config.stages:
+            report(stage.name, "waiting")
+        pipeline = cls(config, assemble(config, report))
         pipeline.check_defaults()
         pipeline.engine.start()
+        with ExitStack() as unless_ready:
+            unless_ready.callback(pipeline.close)
+            warm_up(pipeline.submit, stages=pipeline.stages, voice_task=pipeline.voice_task, report=report)
+            unless_ready.pop_all()
         return pipeline
 
     @property
@@ -69,6 +90,17 @@ class Pipeline:
     @property
     def reason(self) -> str:
         return "" if self.ready else f"the engine is not running: {self.engine.failure or 'it is stopped'}"
+
+    @property
+    def progress(self) -> Mapping[StageName, StagePhase]:
+        """How far each stage is; after `load` all are ready until the engine stops."""
+        return dict.fromkeys(self.stages, "ready" if self.ready else "failed")
+
+    @property
+    def counters(self) -> Mapping[StageName, Counters]:
+        """Of every stage; read without the engine's help."""
+        runners = self.parts.runners()
+        return {name: runners[name].counters for name in self.stages}
 
     def close(self) -> None:
         """End every Turn and stop the engine. Idempotent."""
@@ -86,7 +118,14 @@ class Pipeline:
             does = "speak" if request.part == "speech" else "listen"
             raise BadRequest(f"this server does not {does} (pipeline {self.config.pipeline})", param="part")
         plan = planner.plan(request)
-        turn = Turn(plan, sink, engine=self.engine, parts=planner.parts, chunks=self.config.audio_chunks)
+        turn = Turn(
+            plan,
+            sink,
+            engine=self.engine,
+            parts=planner.parts,
+            chunks=self.config.audio_chunks,
+            limits=self.config.speech,
+        )
         self.engine.post(turn.begin)
         return turn
 
@@ -94,6 +133,11 @@ class Pipeline:
     def speakers(self) -> tuple[str, ...]:
         """Names of the voices that the Talker's checkpoint has; none for one that clones or designs them."""
         return () if self.parts.speech is None else tuple(self.parts.speech.talker.voices.speakers)
+
+    @property
+    def voice_task(self) -> VoiceTask | None:
+        """What the Talker's checkpoint can do; None: there is no Talker."""
+        return None if self.parts.speech is None else self.parts.speech.talker.voices.task
 
     def check_defaults(self) -> None:
         """Raises ConfigError for what would refuse every request: sampling of a deploy file, contexts that hold nothing."""
@@ -153,6 +197,7 @@ class _Planner:
             at_once=self.config.stage("asr").max_num_seqs if self.parts.asr is not None else 0,
             speaking=speaking,
             reference=reference,
+            normalize=self._normalizes(request),
             body=body,
             text_tokens=text_tokens,
         )
@@ -223,7 +268,7 @@ class _Planner:
         clips = [part for message in request.messages for part in message.parts if isinstance(part, Audio)]
         return tuple(
             tuple(listening(part) for part in asr.parts(clip, context=context, max_tokens=fixed))
-            if has_energy(clip.samples, clip.rate)
+            if may_be_speech(clip.samples, clip.rate)
             else ()
             for clip in clips
         )
@@ -241,8 +286,20 @@ class _Planner:
         """Ids of the text to speak, if the request brings it. Raises PromptTooLong."""
         if speaking is None or self.parts.speech is None or self.parts.asr is not None:
             return None
-        text = text_of(request.messages[-1])
-        return self.parts.speech.talker.writer.body(text) if speakable(text) else None
+        text, writer = text_of(request.messages[-1]), self.parts.speech.talker.writer
+        if self._normalizes(request):
+            writer.refuse_endless(text)
+            text = speech_text.whole(text, speaking.language)
+        return writer.body(text) if speakable(text) else None
+
+    def _normalizes(self, request: TurnRequest) -> bool:
+        given = request.voice.normalize
+        if given and request.voice.pass_token_ids:
+            raise BadRequest(
+                "normalize is true, but the token ids that pass_token_ids hands on are spoken as they are; give one of them",
+                param="normalize",
+            )
+        return self.config.speech.normalize if given is None else given
 
     def _check_speech(
         self, request: TurnRequest, speaking: Speaking, body: list[int] | None, sampling: Sampling

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from aura_omni.assembly import Speech, Stages
-from aura_omni.config import AudioChunks
+from aura_omni.config import AudioChunks, SpeechConfig
 from aura_omni.engine.engine import Engine
 from aura_omni.engine.sequence import FinishReason, Sequence
 from aura_omni.errors import AuraError, EngineError, Overloaded, Unavailable
@@ -29,6 +29,7 @@ from aura_omni.flow import (
     Message,
     Reason,
     Sampling,
+    SpeechReason,
     StageName,
     Text,
     TextDelta,
@@ -39,11 +40,14 @@ from aura_omni.flow import (
 )
 from aura_omni.stages.asr import AsrPrompt
 from aura_omni.stages.aura import AuraStage
+from aura_omni.stages.pace import Pace
 from aura_omni.stages.silent import speakable
-from aura_omni.stages.tokenizer import Encoder
+from aura_omni.stages.speech_guard import SpeechGuard
+from aura_omni.stages.speech_text import SpeechText
+from aura_omni.stages.spoken_ids import SpokenIds
 from aura_omni.stages.transcript import before_stop, joined
 from aura_omni.stages.vocoder import Reference as Spoken
-from aura_omni.stages.vocoder import Stream, VocoderRunner
+from aura_omni.stages.vocoder import Stream
 from aura_omni.stages.voices import Reference, Speaking
 
 log = logging.getLogger(__name__)
@@ -70,6 +74,7 @@ class Plan:
     hearing: for each Audio part of the messages, in order, its parts (long clips are cut; none: no sound in it).
     at_once: parts that may be in ASR at the same time; more would let one Turn fill the server.
     reference: samples float32 at VOICE_RATE of the voice to clone.
+    normalize: what is spoken is a clean form of what is written.
     body: ids of the text to speak where the request brings it; text_tokens: of the request, for such a pipeline.
     """
 
@@ -79,6 +84,7 @@ class Plan:
     at_once: int
     speaking: Speaking | None
     reference: np.ndarray | None
+    normalize: bool = True
     body: list[int] | None = None
     text_tokens: int = 0
 
@@ -89,8 +95,11 @@ class Turn:
     `_live` is the work in progress and how to abort each; the Turn ends when an outcome is known and nothing lives.
     """
 
-    def __init__(self, plan: Plan, sink: Sink, *, engine: Engine, parts: Stages, chunks: AudioChunks) -> None:
-        self._plan, self._sink, self._engine, self._parts, self._chunks = plan, sink, engine, parts, chunks
+    def __init__(
+        self, plan: Plan, sink: Sink, *, engine: Engine, parts: Stages, chunks: AudioChunks, limits: SpeechConfig
+    ) -> None:
+        self._plan, self._sink, self._engine, self._parts = plan, sink, engine, parts
+        self._chunks, self._limits = chunks, limits
         self._live: dict[Sequence | Stream, Callable[[], None]] = {}
         self._outcome: tuple[Reason, AuraError | None] | None = None
         self._ended = False
@@ -98,11 +107,14 @@ class Turn:
         self._heard: list[list[Transcript]] = [[Transcript("")] * len(parts) for parts in plan.hearing]
         self._known: set[tuple[int, int]] = set()  # clip and part of the transcripts that are there
         self._handover: _Handover | None = None  # while AURA writes and the Talker is to follow
+        self._chunker: _Chunker | None = None  # once the Talker speaks
         self._usage = Usage()
         self._text = ""
+        self._asked = ""  # the words of the last message: the answer is probably in their language
+        self._kept: list[np.ndarray] = []  # sound that the listener gets at the end
         self._text_reason: Literal["stop", "length"] = "stop"
         self._nothing_chosen = False  # a budget or a stop string, not silence, left nothing to hear
-        self._speech_reason: Literal["stop", "length"] | None = None
+        self._speech_reason: SpeechReason | None = None
 
     def cancel(self) -> None:
         """Free everything the Turn holds and end it as cancelled. Idempotent; does nothing after the end."""
@@ -190,6 +202,7 @@ class Turn:
             self._tell(transcripts)
             self._finish(self._text_reason if self._nothing_chosen else "silent")
             return
+        self._asked = text_of(messages[-1])
         sampling = self._plan.sampling["aura"]
         prompt = aura.prompt(messages, system_prompt=request.system_prompt)
         self._handover = self._new_handover()
@@ -199,6 +212,8 @@ class Turn:
 
         def say(token: int) -> None:
             self._say(reader.push(token))
+            if self._chunker is not None:
+                self._chunker.send_due()  # a Talker that waits for more text sends nothing itself
             if reader.stopped:
                 self._live[sequence]()
 
@@ -212,7 +227,7 @@ class Turn:
             self._say(delta)
             self._text_reason = "length" if reason == "length" and not reader.stopped else "stop"
             if self._handover is None:
-                self._speak(self._ids_to_speak(aura, sequence.outputs))
+                self._speak(self._answer_to_speak(aura, sequence.outputs))
             else:
                 self._hand_over_rest()
 
@@ -231,16 +246,29 @@ class Turn:
         self._say(text[len(self._text) :])
         self._speak(self._plan.body)
 
-    def _ids_to_speak(self, aura: AuraStage, outputs: list[int]) -> list[int] | None:
-        """For `pass_token_ids`: AURA's ids, if they say what is shown; a stop string, a spelled marker and the like they do
-        not, and then the ids of the text that is shown."""
-        if not self._plan.request.voice.pass_token_ids or not speakable(self._text):
-            return None
+    def _answer_to_speak(self, aura: AuraStage, outputs: list[int]) -> list[int] | None:
+        """Ids of AURA's whole answer for the Talker; None: nothing of it is spoken.
+
+        For `pass_token_ids` they are AURA's own, if they say what is shown; a stop string, a spelled marker and the like they
+        do not, and then they are those of the text that is shown.
+        """
         speech = self._parts.speech
-        if speech is None:
+        if speech is None or not speakable(self._text):
             return None
-        shown = aura.tokenizer.decode(outputs).strip() == self._text.strip()
-        return speech.talker.writer.body_of_ids(outputs if shown else aura.tokenizer.encode(self._text))
+        if self._plan.request.voice.pass_token_ids:
+            shown = aura.tokenizer.decode(outputs).strip() == self._text.strip()
+            return speech.talker.writer.body_of_ids(outputs if shown else aura.tokenizer.encode(self._text))
+        spoken = self._text
+        if (front := self._speech_text()) is not None:
+            spoken = front.feed(self._text) + front.finish()
+        return speech.talker.writer.body(spoken) if speakable(spoken) else None
+
+    def _speech_text(self) -> SpeechText | None:
+        """None: what is written is what is spoken."""
+        speaking = self._plan.speaking
+        if not self._plan.normalize or speaking is None:
+            return None
+        return SpeechText(speaking.language, context=self._asked)
 
     def _say(self, delta: str) -> None:
         if delta:
@@ -249,46 +277,68 @@ class Turn:
             if self._handover is not None:
                 self._hand_over(delta)
 
-    def _speak(self, ids: list[int] | None) -> None:
-        """The answer to frames, and frames to sound. ids: of the text to speak, where they are known already."""
+    def _speak(self, body: list[int] | None) -> None:
+        """The answer to frames, and frames to sound. body: ids of what is spoken; None: nothing is."""
         speech, speaking = self._parts.speech, self._plan.speaking
-        if speech is None or speaking is None or not speakable(self._text):
+        if speech is None or speaking is None:
             self._finish(self._text_reason)
-            return
-        body = speech.talker.writer.body(self._text) if ids is None else ids
-        self._talk(speech, speaking, body, self._reference(speech, speaking))
+        elif body is None:
+            log.info("an answer of %d characters has no words to speak: it has no sound", len(self._text))
+            self._speech_reason = "empty"
+            self._finish(self._text_reason)
+        else:
+            self._talk(_Speech(speech, speaking, body, self._reference(speech, speaking)))
 
-    def _talk(
-        self,
-        speech: Speech,
-        speaking: Speaking,
-        body: list[int],
-        reference: Reference | None,
-        *,
-        open_ended: bool = False,
-    ) -> Sequence:
-        """Talker and Code2Wav at work on body; open_ended: more of it follows."""
-        talker, vocoder, voice = speech.talker, speech.vocoder, self._plan.request.voice
+    def _talk(self, spoken: _Speech) -> None:
+        """Talker and Code2Wav at work on it."""
+        talker, vocoder, voice = spoken.parts.talker, spoken.parts.vocoder, self._plan.request.voice
         sampling = self._plan.sampling["talker"]
         if voice.max_frames is not None:
             sampling = replace(sampling, max_tokens=min(sampling.max_tokens, voice.max_frames))
-        prompt = talker.prompt(speaking, body, reference)
-        build = partial(talker.sequence, prompt, sampling, predictor=speech.predictor, open_ended=open_ended)
-        stream = self._open_stream(vocoder, reference)
-        chunker = _Chunker(self._chunks)
+        if spoken.again and sampling.seed is not None:
+            sampling = replace(sampling, seed=(sampling.seed + 1) % 2**63)
+        prompt = talker.prompt(spoken.speaking, spoken.body, spoken.reference)
+        build = partial(
+            talker.sequence, prompt, sampling, predictor=spoken.parts.predictor, open_ended=spoken.open_ended
+        )
+        guard = spoken.guard = SpeechGuard(self._limits, least_frames=sampling.min_tokens)
+        guard.tokens = len(spoken.body)
+        stream = self._open_stream(spoken, guard)
+        pace = Pace(self._plan.request.playback, first=self._chunks.first_frames, most=self._chunks.frames)
+        chunker = self._chunker = _Chunker(pace, partial(vocoder.push, stream))
 
         def frame(codes: np.ndarray) -> None:
             self._count(audio_frames=1)
-            if (chunk := chunker.push(codes)) is not None:
-                vocoder.push(stream, chunk)
+            chunker.add(codes)
+            if guard.frame(codes) is not None:
+                self._live[sequence]()
 
-        def spoken(reason: FinishReason, _: Sequence) -> None:
-            self._speech_reason = "length" if reason == "length" else "stop"
-            if (rest := chunker.rest()) is not None:
-                vocoder.push(stream, rest)
+        def made(reason: FinishReason, _: Sequence) -> None:
+            if guard.fault is not None and self._talks_again(spoken, guard, sampling):
+                spoken.stream = None
+                vocoder.abort(stream)
+                self._kept.clear()
+                spoken.again = True
+                self._talk(spoken)
+                return
+            self._speech_reason = guard.fault or ("length" if reason == "length" else "stop")
+            chunker.send()
             vocoder.close(stream)  # drains, then ends
 
-        return self._run("talker", build, on_output=frame, then=spoken)
+        spoken.stream = stream
+        sequence = spoken.sequence = self._run("talker", build, on_output=frame, then=made)
+
+    def _talks_again(self, spoken: _Speech, guard: SpeechGuard, sampling: Sampling) -> bool:
+        """Whether speech that went wrong is made again from the start: once, if nobody has heard it, with other draws."""
+        again = not (self._plan.request.playback.live or spoken.again or sampling.temperature == 0)
+        log.warning(
+            "the Talker was stopped after %d frames for %d tokens of text (%s)%s",
+            guard.frames,
+            guard.tokens,
+            guard.fault,
+            "; it starts again" if again else "",
+        )
+        return again
 
     # ------------------------------------------------------------ the Talker while AURA is still writing
 
@@ -297,61 +347,73 @@ class Turn:
         speech, speaking, voice = self._parts.speech, self._plan.speaking, self._plan.request.voice
         if speech is None or speaking is None or speaking.non_streaming or voice.pass_token_ids:
             return None
-        return _Handover(speech, speaking, speech.talker.writer.encoder())
+        return _Handover(speech, speaking, SpokenIds(speech.talker.writer.encoder(), self._speech_text()))
 
     def _hand_over(self, delta: str) -> None:
         """Text that AURA has just said, to the Talker: the first of it starts a sequence, the rest feeds it."""
         handover = self._handover
         assert handover is not None
-        ids = handover.encoder.push(delta if handover.begun else delta.lstrip())
-        handover.begun = True
-        handover.body += ids
-        talker = handover.speech.talker
-        if handover.sequence is not None:
-            self._feed(handover)
+        ids = handover.text.push(delta)
+        if handover.speech is not None:
+            self._feed(handover.speech, ids)
             return
+        handover.body += ids
         if not handover.body:
             return
-        reference = self._reference(handover.speech, handover.speaking)
-        if len(handover.body) >= talker.least_body(handover.speaking, reference) + TOKENS_AHEAD:
-            body, handover.body = handover.body, []
-            handover.sequence = self._talk(handover.speech, handover.speaking, body, reference, open_ended=True)
+        reference = self._reference(handover.parts, handover.speaking)
+        least = handover.parts.talker.least_body(handover.speaking, reference) + TOKENS_AHEAD
+        if len(handover.body) >= least and handover.text.speakable:
+            handover.speech = _Speech(handover.parts, handover.speaking, handover.body, reference, open_ended=True)
+            self._talk(handover.speech)
 
     def _hand_over_rest(self) -> None:
         """AURA has ended its text."""
         handover = self._handover
         assert handover is not None
         self._handover = None
-        handover.body += handover.encoder.flush()
-        if handover.sequence is None:
-            self._speak(handover.body or None)
+        ids, speech = handover.text.end(), handover.speech
+        if speech is None:
+            self._speak(handover.body + ids if handover.text.speakable else None)
             return
-        self._feed(handover)
-        if handover.sequence in self._live:
-            handover.speech.talker.close(handover.sequence)
+        self._feed(speech, ids)
+        speech.open_ended = False
+        if speech.sequence in self._live:
+            speech.parts.talker.close(speech.sequence)
         elif not self._live:
             self._finish(self._text_reason)  # the speech had ended before the text did
 
-    def _feed(self, handover: _Handover) -> None:
-        if handover.sequence in self._live and handover.body:
-            handover.speech.talker.feed(handover.sequence, handover.body)
-        handover.body = []
+    def _feed(self, speech: _Speech, ids: list[int]) -> None:
+        """More of its text."""
+        if not ids:
+            return
+        speech.body += ids
+        assert speech.guard is not None
+        speech.guard.tokens += len(ids)
+        if speech.sequence in self._live:
+            speech.parts.talker.feed(speech.sequence, ids)
 
-    def _open_stream(self, vocoder: VocoderRunner, reference: Reference | None) -> Stream:
-        voice = self._plan.request.voice
+    def _open_stream(self, spoken: _Speech, guard: SpeechGuard) -> Stream:
+        voice, reference, vocoder = self._plan.request.voice, spoken.reference, spoken.parts.vocoder
         before = None
         if reference is not None and reference.codes is not None and voice.ref_audio is not None:
             before = Spoken(reference.codes.cpu().numpy(), voice.ref_audio.key)
 
         def sound(samples: np.ndarray) -> None:
-            if self._outcome is None:
+            if self._outcome is not None:
+                return
+            if self._plan.request.playback.live:
                 self._send(AudioChunk(samples))
+            else:
+                self._kept.append(samples)
+            if guard.sound(samples) is not None and spoken.sequence in self._live:
+                self._live[spoken.sequence]()
 
         def ended(reason: FinishReason, error: Exception | None) -> None:
             self._over(stream, reason, error, sounded)
 
         def sounded(_: FinishReason) -> None:
-            if self._handover is None:  # else AURA is still writing, and its end is the Turn's
+            # Another try goes on, or AURA is still writing and its end is the Turn's.
+            if spoken.stream is stream and self._handover is None:
                 self._finish(self._text_reason)
 
         stream = vocoder.open(sound, ended, reference=before)
@@ -413,6 +475,10 @@ class Turn:
 
     def _finish(self, reason: Reason, error: Exception | None = None) -> None:
         """Know the outcome; abort what still lives; end when nothing does."""
+        if reason in ("stop", "length"):
+            kept, self._kept = self._kept, []
+            for samples in kept:
+                self._send(AudioChunk(samples))
         if self._outcome is not None:
             return
         if error is not None and not isinstance(error, AuraError):
@@ -447,36 +513,54 @@ class Turn:
 
 
 @dataclass(slots=True, eq=False)
-class _Handover:
-    """The way of a text from AURA to the Talker. body: ids that the Talker has not got yet."""
+class _Speech:
+    """What is being spoken. body: ids of its text, as far as it is known; open_ended: more of it follows."""
 
-    speech: Speech
+    parts: Speech
     speaking: Speaking
-    encoder: Encoder
-    body: list[int] = field(default_factory=list)
+    body: list[int]
+    reference: Reference | None
+    open_ended: bool = False
+    again: bool = False  # this is the second try
+    guard: SpeechGuard | None = None
     sequence: Sequence | None = None
-    begun: bool = False
+    stream: Stream | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Handover:
+    """The way of a text from AURA to the Talker. body: its ids so far, until it is being spoken."""
+
+    parts: Speech
+    speaking: Speaking
+    text: SpokenIds
+    body: list[int] = field(default_factory=list)
+    speech: _Speech | None = None
 
 
 class _Chunker:
-    """Frames to the chunks in which they are decoded and sent: a first one, then chunks of one size."""
+    """Frames on their way to Code2Wav: they wait until there are as many as are to be decoded and sent together."""
 
-    def __init__(self, sizes: AudioChunks) -> None:
-        self._sizes = sizes
+    def __init__(self, pace: Pace, push: Callable[[np.ndarray], None]) -> None:
+        """push gets int64 [T, 16]."""
+        self._pace, self._push = pace, push
         self._frames: list[np.ndarray] = []
-        self._started = False
 
-    def push(self, frame: np.ndarray) -> np.ndarray | None:
-        """int64 [16] -> the chunk [T, 16] that it completes, if any."""
+    def add(self, frame: np.ndarray) -> None:
+        """frame: int64 [16]."""
         self._frames.append(frame)
-        wanted = self._sizes.frames if self._started else self._sizes.first_frames
-        return self.rest() if len(self._frames) >= wanted else None
+        self._pace.came()
+        self.send_due()
 
-    def rest(self) -> np.ndarray | None:
-        if not self._frames:
-            return None
-        chunk, self._frames, self._started = np.stack(self._frames), [], True
-        return chunk
+    def send_due(self) -> None:
+        if self._pace.due:
+            self.send()
+
+    def send(self) -> None:
+        if self._frames:
+            frames, self._frames = self._frames, []
+            self._pace.sent()
+            self._push(np.stack(frames))
 
 
 def text_of(message: Message) -> str:

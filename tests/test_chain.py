@@ -91,6 +91,7 @@ def _change(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> 
 
 CHAIN = """
 pipeline: aura_omni
+speech: {{normalize: false}}
 dtype: float32
 connectors:
   memory: {{name: SharedMemoryConnector, extra: {{initial_codec_chunk_frames: {first}, codec_chunk_frames: {frames}}}}}
@@ -105,6 +106,7 @@ stages:
 """
 SPEECH = """
 pipeline: qwen3_tts
+speech: {{normalize: false}}
 dtype: float32
 stages:
   - {{stage_id: 0, model: {tts}, max_model_len: 1024, max_num_batched_tokens: 100,
@@ -277,7 +279,9 @@ def test_chunks_and_company_change_no_sample(
 ) -> None:
     cases = (one_round, two_rounds)
     alone = [ours.ask(asked)[0] for asked, _ in cases]
-    assert {8, 8 + 25, FRAMES} <= set(np.cumsum(_chunks(alone[1])))  # Code2Wav may send a chunk in several steps
+    assert _chunks(alone[1])[0] == 8
+    assert max(_chunks(alone[1])) > 1  # how large the later ones are depends on the clock
+    assert sum(_chunks(alone[1])) == FRAMES
     with chain(tmp_path, family, first=1, frames=1) as frame_by_frame:
         together = frame_by_frame.ask(*(asked for asked, _ in cases))
     for one, other, (_, theirs) in zip(alone, together, cases, strict=True):

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from aura_omni import turn as turn_module
 from aura_omni.flow import (
     AudioChunk,
     Voice,
 )
 from tests.family import Listener, ask, spoken
 
+RAW = Voice(normalize=False)  # words of random weights are none
 LONG = {"aura": {"max_tokens": 60}, "talker": {"max_tokens": 40, "min_tokens": 40}}
 
 
@@ -33,7 +35,7 @@ def one_talker_prompt(pipeline, monkeypatch) -> list[int]:
 
 def test_speech_starts_before_the_text_has_ended(pipeline, monkeypatch):
     prompts = one_talker_prompt(pipeline, monkeypatch)
-    kinds = [type(event).__name__ for event in ask(pipeline, spoken(sampling=LONG)).events]
+    kinds = [type(event).__name__ for event in ask(pipeline, spoken(sampling=LONG, voice=RAW)).events]
     last_text = len(kinds) - 1 - kinds[::-1].index("TextDelta")
     assert kinds.index("AudioChunk") < last_text
     assert len(prompts) == 1
@@ -46,8 +48,28 @@ def test_text_read_as_it_is_written_sounds_like_text_that_was_there(pipeline, pa
     step = runner.step
     # A slow AURA: the Talker runs out of text and has to wait for it.
     monkeypatch.setattr(runner, "step", lambda: step() if next(passes) % pace == 0 else runner.busy)
-    written = ask(pipeline, spoken(sampling=LONG))
+    written = ask(pipeline, spoken(sampling=LONG, voice=RAW))
     np.testing.assert_allclose(written.samples, spoken_whole(pipeline, written.text), atol=5e-5)
+
+
+def test_what_waits_is_looked_at_while_the_talker_has_no_text_to_read(pipeline, monkeypatch):
+    """Frames go out by the clock, too: here only when AURA says something, never when a frame comes."""
+    chunks = []
+
+    class Writing(turn_module._Chunker):
+        def add(self, frame):
+            self._frames.append(frame)
+            self._pace.came()
+
+        def send_due(self):
+            if self._frames:
+                chunks.append(len(self._frames))
+                self.send()
+
+    monkeypatch.setattr(turn_module, "_Chunker", Writing)
+    turn = ask(pipeline, spoken(sampling=LONG, voice=RAW))
+    assert len(chunks) > 3
+    np.testing.assert_allclose(turn.samples, spoken_whole(pipeline, turn.text), atol=5e-5)
 
 
 def spoken_whole(pipeline, text: str) -> np.ndarray:

@@ -12,6 +12,7 @@ from aura_omni.flow import (
     Audio,
     AudioChunk,
     Message,
+    Playback,
     Text,
     TextDelta,
     TurnRequest,
@@ -134,7 +135,7 @@ def test_turns_together_equal_turns_alone(pipeline):
 
 def test_chunking_does_not_change_the_sound():
     sounds = []
-    for first, chunk in [(1, 1), (8, 25), (2, 7)]:
+    for first, chunk in [(1, 1), (8, 25), (2, 7), (1, 25), (30, 30)]:
         changed = dataclasses.replace(
             config(), audio_chunks=dataclasses.replace(config().audio_chunks, first_frames=first, frames=chunk)
         )
@@ -147,6 +148,20 @@ def test_chunking_does_not_change_the_sound():
         1:
     ]:  # exact but for rounding, which random weights magnify; tests/models/test_codec.py has the tight limits
         np.testing.assert_allclose(sound, sounds[0], atol=5e-5)
+
+
+def test_sound_comes_from_the_first_frame_on_in_growing_chunks(pipeline):
+    """A budget of 25 frames, in chunks that double; whole is the same for whoever has it at the end."""
+    sampling = {"aura": {"max_tokens": 12}, "talker": {"min_tokens": 25, "max_tokens": 25}}
+    for playback in (Playback(), Playback(live=False)):
+        turn = ask(pipeline, spoken(sampling=sampling, playback=playback))
+        sizes = [len(event.samples) // FRAME_SAMPLES for event in turn.events if isinstance(event, AudioChunk)]
+        assert sum(sizes) == 25
+        assert sizes[0] == 1
+        if not playback.live:  # nobody listens, so no clock matters
+            assert sizes == [1, 1, 2, 4, 8, 8, 1]
+    turn = ask(pipeline, spoken(sampling=sampling, playback=Playback(live=False, first_frames=4)))
+    assert [len(event.samples) // FRAME_SAMPLES for event in turn.events if isinstance(event, AudioChunk)][:2] == [4, 4]
 
 
 @pytest.mark.parametrize("moment", ["at once", "Transcript", "TextDelta", "AudioChunk"])

@@ -11,7 +11,7 @@ from typing import Any
 import av
 import numpy as np
 
-from aura_omni.media.audio import encode
+from aura_omni.media.encoder import encode
 
 SPEECH_RATE = 16_000  # Hz
 

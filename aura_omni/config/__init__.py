@@ -5,11 +5,13 @@ from aura_omni.config.config import (
     Config,
     MediaConfig,
     Options,
+    SpeechConfig,
     StageConfig,
     check_free_memory,
     cuda_index,
 )
 from aura_omni.config.load import load
+from aura_omni.config.machine import load_here, narrowed, platform
 from aura_omni.config.show import to_yaml
 
 __all__ = [
@@ -17,9 +19,13 @@ __all__ = [
     "Config",
     "MediaConfig",
     "Options",
+    "SpeechConfig",
     "StageConfig",
     "check_free_memory",
     "cuda_index",
     "load",
+    "load_here",
+    "narrowed",
+    "platform",
     "to_yaml",
 ]

@@ -20,6 +20,8 @@ Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8091
 DEFAULT_MAX_BODY_BYTES = 160 * 2**20  # base64 makes the media in it a third larger
+DEFAULT_REQUEST_TIMEOUT_S = 600.0  # what official clients wait by default
+LOCAL_ORIGINS = ("http://localhost:*", "http://127.0.0.1:*", "http://[::1]:*")
 DEFAULT_PARTS: Mapping[str, int] = {"audio": 64, "image": 128, "video": 64}
 
 
@@ -55,10 +57,22 @@ class StageConfig:
 
 @dataclass(frozen=True, slots=True)
 class AudioChunks:
-    """How many frames go out together while speech is streamed: the first time, and then."""
+    """How many frames go out together: the first time, and later at most."""
 
     first_frames: int
     frames: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechConfig:
+    """What is spoken of a text, and when a Talker that does not come to an end is stopped."""
+
+    normalize: bool = True  # requests may say otherwise
+    # The most frames that a text of n tokens may become: speech has 3 or 4 for each; 12.5 are a second
+    spare_frames: int = 38
+    frames_per_token: float = 12.0
+    max_loop_s: float = 8.0  # of a few codes again and again
+    max_silence_s: float = 6.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +82,13 @@ class Config:
     host: str
     port: int
     api_keys: tuple[str, ...] = field(repr=False)  # empty: no key is asked for
+    allowed_origins: tuple[str, ...]  # web pages that may call; "*": all
+    request_timeout_s: float  # longest work on one request
+    voices_dir: Path | None  # where uploaded voices are kept; None: none are
     media: MediaConfig
     stages: tuple[StageConfig, ...]  # in the order of the pipeline
     audio_chunks: AudioChunks
+    speech: SpeechConfig
     deploy: Path
     notes: tuple[str, ...]  # for the log at start: what was accepted without effect, and the like
     origins: Mapping[str, str]  # "stages.1.max_model_len" -> where the value came from
@@ -90,6 +108,9 @@ class Options:
     host: str = DEFAULT_HOST
     port: int = DEFAULT_PORT
     api_key: Sequence[str] = field(default=(), repr=False)
+    allowed_origins: Sequence[str] = ()
+    request_timeout: float | None = None
+    custom_voice_dir: str | None = None
     allowed_local_media_path: str | None = None
     allowed_media_domains: Sequence[str] = ()
     stage_overrides: str | None = None  # JSON

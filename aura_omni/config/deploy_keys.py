@@ -58,6 +58,7 @@ MEDIA_KEYS: Mapping[str, Check] = {
     "max_bytes": whole(1, 2**40),
     "timeout_s": number(0.1, 3_600),
     "max_audio_s": number(0.1, 3_600),  # what one request may have in all
+    "max_recording_s": number(0.1, 86_400),
     "max_video_frames": whole(2, 4_096),
     "max_pixels": whole(1, 2**28),
 }
@@ -69,6 +70,24 @@ def media(value: Any, where: str) -> dict[str, Any]:
     return {key: MEDIA_KEYS[key](item, f"{where}.{key}") for key, item in value.items() if item is not None}
 
 
+REQUEST_TIMEOUT: Check = number(0.1, 86_400)
+
+
+SPEECH_KEYS: Mapping[str, Check] = {
+    "normalize": boolean,
+    "spare_frames": whole(1, 2**20),
+    "frames_per_token": number(1, 1_000),
+    "max_loop_s": number(1, 3_600),
+    "max_silence_s": number(1, 3_600),
+}
+
+
+def speech(value: Any, where: str) -> dict[str, Any]:
+    """What is spoken of a text, and when the Talker is stopped."""
+    known_keys(mapping(value, where), where, used=SPEECH_KEYS, unused={})
+    return {key: SPEECH_KEYS[key](item, f"{where}.{key}") for key, item in value.items() if item is not None}
+
+
 TOP_KEYS: Mapping[str, Check] = {
     "pipeline": text,
     "served_model_name": texts,
@@ -78,6 +97,9 @@ TOP_KEYS: Mapping[str, Check] = {
     "duplex_session": mapping,
     "connectors": mapping,
     "media": media,
+    "request_timeout_s": REQUEST_TIMEOUT,
+    "custom_voice_dir": text,
+    "speech": speech,
     "stages": mapping,
     "platforms": mapping,
     "dtype": dtype,
@@ -95,7 +117,6 @@ TOP_UNUSED: Mapping[str, str] = {
     "trust_remote_code": "code from a checkpoint is never run",
     "distributed_executor_backend": _ONE_PROCESS,
     "enable_chunked_prefill": "prefill is always chunked",
-    "custom_voice_dir": "voices come with the request or the checkpoint",
 }
 DUPLEX_KEYS = (
     "idle_ttl_s",
@@ -182,9 +203,9 @@ FORBIDDEN = ("use_v2_model_runner", "supports_native_mrv2_data_plane")  # upstre
 
 # ---------------------------------------------------------------- connectors
 
-CODEC_CHUNK_KEYS = ("initial_codec_chunk_frames", "codec_chunk_frames")
+CODEC_CHUNK_KEYS = {"initial_codec_chunk_frames": 0, "codec_chunk_frames": 1}  # with the least value; 0: no wish
 _EXACT_STATE = "Code2Wav keeps exact state, so nothing is decoded twice"
-_CHUNK_SIZES = "audio is sent in chunks of codec_chunk_frames after the first"
+_CHUNK_SIZES = "chunks grow with what the listener has not heard yet, up to codec_chunk_frames"
 CONNECTOR_UNUSED: Mapping[str, str] = {
     "codec_streaming": _ALWAYS_STREAMS,
     "connector_get_sleep_s": "stages call each other, nothing is polled",
@@ -291,6 +312,8 @@ def check_connectors(connectors: Mapping[str, Any], where: str, notes: Notes) ->
             if family in CONNECTOR_UNUSED:
                 notes.add(key, value, f"connector {name}", CONNECTOR_UNUSED[family])
         sizes[name] = {
-            key: whole(1)(extra[key], f"{here}.extra.{key}") for key in CODEC_CHUNK_KEYS if extra.get(key) is not None
+            key: whole(least)(extra[key], f"{here}.extra.{key}")
+            for key, least in CODEC_CHUNK_KEYS.items()
+            if extra.get(key) is not None
         }
     return sizes

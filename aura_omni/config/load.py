@@ -8,6 +8,7 @@ none, the defaults below.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -19,18 +20,21 @@ from aura_omni.config import checks, deploy_file, deploy_keys
 from aura_omni.config.choose import by_model_type, deploy_source
 from aura_omni.config.config import (
     DEFAULT_PARTS,
+    DEFAULT_REQUEST_TIMEOUT_S,
+    LOCAL_ORIGINS,
     AudioChunks,
     Config,
     MediaConfig,
     Options,
     PipelineName,
     Platform,
+    SpeechConfig,
     StageConfig,
     sum_text,
 )
 from aura_omni.config.deploy_file import DeployFile
 from aura_omni.config.deploy_keys import Notes
-from aura_omni.errors import ConfigError, DoesNotFit, meant
+from aura_omni.errors import ConfigError, DoesNotFit, meant, shown
 from aura_omni.flow import STAGES, StageName
 
 
@@ -43,7 +47,7 @@ class _Pipeline:
 
 
 PIPELINES: Mapping[PipelineName, _Pipeline] = {
-    "aura_omni": _Pipeline(STAGES, (0.10, 0.40, 0.20, 0.20), "aura", AudioChunks(8, 25)),
+    "aura_omni": _Pipeline(STAGES, (0.10, 0.40, 0.20, 0.20), "aura", AudioChunks(1, 25)),
     "qwen3_tts": _Pipeline(("talker", "code2wav"), (0.30, 0.30), "talker", AudioChunks(1, 25)),
     "qwen3_asr": _Pipeline(("asr",), (0.30,), "asr", AudioChunks(1, 25)),
 }
@@ -108,9 +112,13 @@ def load(options: Options, *, environ: Mapping[str, str], platform: Platform) ->
         host=checks.text(options.host, "--host"),
         port=checks.whole(0, 65535)(options.port, "--port"),
         api_keys=tuple(checks.text(key, "--api-key") for key in options.api_key),
+        allowed_origins=_allowed_origins(options),
+        request_timeout_s=_request_timeout_s(options, top),
+        voices_dir=_voices_dir(options, top),
         media=_media(options, layers, top),
         stages=stages,
         audio_chunks=audio_chunks,
+        speech=SpeechConfig(**top.get("speech", {})),
         deploy=deploy.path,
         notes=_all_notes(options, deploy, pipeline, stages, notes),
         origins=origins,
@@ -341,6 +349,40 @@ def _served_names(options: Options, top: Mapping[str, Any], deploy: DeployFile) 
     return tuple(dict.fromkeys(checks.text(name, "--served-model-name") for name in names))
 
 
+_ORIGIN = re.compile(r"\*|https?://[^/\s:@?#]+(:(\d+|\*))?|https?://\[[0-9A-Fa-f:]+\](:(\d+|\*))?|null")
+
+
+def _allowed_origins(options: Options) -> tuple[str, ...]:
+    """With API keys every page may call, for the key is what admits; without, only pages of this machine."""
+    if not options.allowed_origins:
+        return ("*",) if options.api_key else LOCAL_ORIGINS
+    return tuple(origin for given in options.allowed_origins for origin in _origins(given))
+
+
+def _origins(given: str) -> list[str]:
+    """One origin, or a JSON list of them as the upstream command takes it."""
+    flag = "--allowed-origins"
+    try:
+        origins = json.loads(given) if given.startswith("[") else [given]
+    except ValueError as error:
+        raise ConfigError(f"{flag} {shown(given)} is not valid JSON ({error})") from error
+    for origin in origins:
+        if not isinstance(origin, str) or not _ORIGIN.fullmatch(origin):
+            raise ConfigError(f"{flag} {shown(origin)} is not an origin; write https://example.com, or * for all")
+    return origins
+
+
+def _request_timeout_s(options: Options, top: Mapping[str, Any]) -> float:
+    if options.request_timeout is not None:
+        return deploy_keys.REQUEST_TIMEOUT(options.request_timeout, "--request-timeout")
+    return top.get("request_timeout_s", DEFAULT_REQUEST_TIMEOUT_S)
+
+
+def _voices_dir(options: Options, top: Mapping[str, Any]) -> Path | None:
+    given = options.custom_voice_dir or top.get("custom_voice_dir")
+    return Path(given).expanduser().resolve() if given else None
+
+
 def _media(options: Options, layers: _Layers, top: Mapping[str, Any]) -> MediaConfig:
     local = None
     if options.allowed_local_media_path:
@@ -386,7 +428,7 @@ def _audio_chunks(
                 if into_code2wav:
                     given = sizes[connector]
                     chunks = AudioChunks(
-                        given.get("initial_codec_chunk_frames", chunks.first_frames),
+                        given.get("initial_codec_chunk_frames") or chunks.first_frames,
                         given.get("codec_chunk_frames", chunks.frames),
                     )
     return chunks

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from aura_omni.config.config import Config
-from aura_omni.config.deploy_keys import MEDIA_KEYS
+from aura_omni.config.deploy_keys import MEDIA_KEYS, SPEECH_KEYS
 
 
 def to_yaml(config: Config) -> str:
@@ -16,6 +16,13 @@ def to_yaml(config: Config) -> str:
     lines = [
         *_lines({"pipeline": config.pipeline, "deploy_file": str(config.deploy)}),
         *_lines({"served_model_name": list(config.served_names), "host": config.host, "port": config.port}),
+        *_lines(
+            {
+                "allowed_origins": list(config.allowed_origins),
+                "request_timeout_s": config.request_timeout_s,
+                "custom_voice_dir": str(config.voices_dir) if config.voices_dir else None,
+            }
+        ),
         f"api_keys: {len(config.api_keys)}  # number of keys; they are not shown",
         "media:",
         *_lines(
@@ -35,6 +42,8 @@ def to_yaml(config: Config) -> str:
             },
             indent=2,
         ),
+        "speech:",
+        *_lines({key: getattr(config.speech, key) for key in SPEECH_KEYS}, indent=2),
         "stages:",
     ]
     for stage in config.stages:

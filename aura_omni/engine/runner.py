@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import torch
 
+from aura_omni.counters import Counters
 from aura_omni.engine.kv_cache import KVCache
 from aura_omni.engine.lane import Arrival, Lane
 from aura_omni.engine.scheduler import Scheduler
@@ -31,21 +32,6 @@ from aura_omni.errors import AuraError, BadRequest, EngineError
 from aura_omni.flow import Sampling
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Counters:
-    """For metrics. steps, rows, prompt rows and preemptions since the start; the rest now."""
-
-    running: int
-    waiting: int
-    pages: int
-    pages_used: int
-    pages_kept: int  # that a new request could find
-    steps: int
-    computed_rows: int
-    cached_rows: int  # rows of prompts that were found instead of computed
-    preemptions: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +92,7 @@ class ArRunner:
                 graphs=graphs,
                 usual=usual,
             )
+        self._prompt_tokens = self._generated_tokens = 0
 
     @property
     def busy(self) -> bool:
@@ -126,6 +113,8 @@ class ArRunner:
             pages_used=self._cache.used,
             pages_kept=self._cache.kept,
             steps=self._steps,
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated_tokens,
             computed_rows=self._computed_rows,
             cached_rows=self._cached_rows,
             preemptions=self._scheduler.preemptions,
@@ -153,6 +142,7 @@ class ArRunner:
         sampling = sequence.sampling
         self.check(sequence.prompt_length, sampling)
         self._scheduler.add(sequence)
+        self._prompt_tokens += sequence.prompt_length
         sequence.seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
 
     def abort(self, sequence: Sequence) -> None:
@@ -283,6 +273,7 @@ class ArRunner:
                 self._fail(sequence, EngineError("the logits of a step are not finite"))
                 continue
             sequence.tokens.append(token)
+            self._generated_tokens += 1
             if self._stops(sequence, token):
                 self._finish(sequence, "stop")
                 continue

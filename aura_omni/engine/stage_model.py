@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from aura_omni.counters import Counters
 from aura_omni.engine.sampler import Draw
 from aura_omni.engine.sequence import Batch, Sequence
 from aura_omni.models.layers import KeyValues
@@ -91,7 +92,7 @@ class StageModel(Protocol):
 
 
 class Runner(Protocol):
-    """A stage as the engine's loop sees it. All calls come from the engine thread."""
+    """A stage as the engine's loop sees it. All calls but `counters` come from the engine thread."""
 
     @property
     def flying(self) -> bool:
@@ -109,6 +110,11 @@ class Runner(Protocol):
 
     def abort_all(self, error: Exception) -> None:
         """End every request with reason "error"; then wait until the device has no more work of this runner."""
+        ...
+
+    @property
+    def counters(self) -> Counters:
+        """From any thread; the numbers may be of two neighbouring steps."""
         ...
 
     def check_integrity(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, BinaryIO
 
 import av
 from av.audio.frame import AudioFrame
@@ -27,16 +27,20 @@ _CONTAINERS = "aac,ac3,aiff,amr,asf,au,avi,caf,eac3,flac,flv,gif,matroska,mov,mp
 
 
 @contextmanager
-def opened(data: bytes, *, param: str | None) -> Iterator[InputContainer]:
-    """The container in `data`. Raises BadMedia when the bytes are empty or no known container."""
-    if not data:
+def opened(data: bytes | BinaryIO, *, param: str | None) -> Iterator[InputContainer]:
+    """The container in `data`, bytes or a file that can be sought in. Raises BadMedia when it is empty or no known
+    container."""
+    file = io.BytesIO(data) if isinstance(data, bytes) else data
+    size = file.seek(0, io.SEEK_END)
+    file.seek(0)
+    if not size:
         raise BadMedia("the file is empty (0 bytes); send the recording itself", param=param)
     try:
         # Tags in an unknown encoding are no reason to refuse the sound.
-        container = av.open(io.BytesIO(data), "r", options={"format_whitelist": _CONTAINERS}, metadata_errors="replace")
+        container = av.open(file, "r", options={"format_whitelist": _CONTAINERS}, metadata_errors="replace")
     except FFmpegError:
         raise BadMedia(
-            f"no audio or video file in these {len(data)} bytes: the header is missing, damaged or of an unknown "
+            f"no audio or video file in these {size} bytes: the header is missing, damaged or of an unknown "
             "format, or nothing follows it; send a whole file, for example WAV, MP3, M4A, WebM or MP4",
             param=param,
         ) from None

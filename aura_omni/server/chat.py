@@ -11,15 +11,17 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Send
 
-from aura_omni.errors import AuraError, BadRequest, Unavailable, UnsupportedOption
-from aura_omni.flow import StageName, TurnRequest
+from aura_omni.errors import AuraError, BadRequest, Unavailable
+from aura_omni.flow import Playback, StageName, TurnRequest
 from aura_omni.media.budget import Budget
+from aura_omni.media.formats import audio_format_of
 from aura_omni.server.answer import EVENT_STREAM, WhileConnected, send_whole, served_model, stream_turn, whole_turn
-from aura_omni.server.completion import STREAMED_FORMATS, Wanted, audio_format_of, completion
+from aura_omni.server.completion import Wanted, completion
 from aura_omni.server.errors import error_line, log_failure
 from aura_omni.server.parts import MediaReader
 from aura_omni.server.sampling import stage_sampling
 from aura_omni.server.schemas import ChatRequest, documented, read_body
+from aura_omni.server.sound import SoundFormat
 from aura_omni.server.stream import ChunkStream
 from aura_omni.server.turns import Pipeline
 from aura_omni.server.voice import CHAT_FIELDS, request_fields_named, voice_request
@@ -56,10 +58,6 @@ def wanted_of(body: ChatRequest, pipeline: Pipeline) -> Wanted:
     model = served_model(body.model, pipeline)
     modalities = _modalities(body.modalities, pipeline.stages)
     audio_format = audio_format_of(body.audio.format if body.audio else None, param="audio.format")
-    if body.stream and "audio" in modalities and audio_format not in STREAMED_FORMATS:
-        raise UnsupportedOption(
-            f"audio.format {audio_format!r} is not streamed; use wav or pcm16, or stream: false", param="audio.format"
-        )
     if body.stream_options is not None and not body.stream:
         raise BadRequest("stream_options needs stream: true", param="stream_options")
     return Wanted(
@@ -67,7 +65,7 @@ def wanted_of(body: ChatRequest, pipeline: Pipeline) -> Wanted:
         text="text" in modalities,
         audio="audio" in modalities,
         audio_format=audio_format,
-        openai_audio=body.audio is not None,
+        openai_audio=body.audio is not None and "voice" in body.audio.model_fields_set,
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
     )
 
@@ -101,6 +99,7 @@ async def turn_request(
         speak=wanted.audio,
         system_prompt=asked.system_prompt,
         voice=voice,
+        playback=Playback(live=bool(body.stream), first_frames=asked.first_frames),
         sampling=sampling,
     )
 
@@ -116,5 +115,12 @@ async def _whole(pipeline: Pipeline, request: TurnRequest, wanted: Wanted, send:
 
 async def _streamed(pipeline: Pipeline, request: TurnRequest, wanted: Wanted, send: Send) -> AuraError | None:
     """Returns the error that the stream ended with."""
-    lines = ChunkStream(wanted).lines
-    return await stream_turn(pipeline, request, send, headers=EVENT_STREAM, pieces=lines, last_words=error_line)
+    return await stream_turn(
+        pipeline,
+        request,
+        send,
+        headers=EVENT_STREAM,
+        pieces=ChunkStream(wanted).lines,
+        last_words=error_line,
+        costly=wanted.audio and SoundFormat(wanted.audio_format).costly,
+    )

@@ -2,7 +2,7 @@
 
 Beside OpenAI's fields a choice has `silent` (the turn chose not to answer; its content is then `<|silent|>`), and when
 something was spoken `audio_metadata` {format, sample_rate_hz, frame_count (samples per channel), channels} and
-`audio_finish_reason` ("length": the frame budget ended the speech). `aura.transcripts` is what was heard, one for each
+`audio_finish_reason` (flow.SpeechReason; "length": the frame budget ended the speech). `aura.transcripts` is what was heard, one for each
 audio part. Pictures count as video tokens.
 """
 
@@ -12,28 +12,13 @@ import base64
 import time
 import uuid
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
+from aura_omni.flow import SILENT_TEXT, VOICE_RATE, Ended, Usage
+from aura_omni.heard import Heard, finish_reason
+from aura_omni.media.encoder import AudioFormat
+from aura_omni.server.sound import SoundFormat, whole_sound
 
-from aura_omni.errors import AuraError, BadRequest, EngineError, Unavailable
-from aura_omni.flow import (
-    FRAME_SAMPLES,
-    SILENT_TEXT,
-    VOICE_RATE,
-    AudioChunk,
-    Ended,
-    Event,
-    TextDelta,
-    Transcript,
-    Usage,
-)
-from aura_omni.media.audio import AudioFormat, encode
-
-AUDIO_FORMATS: dict[str, AudioFormat] = {
-    "wav": "wav", "pcm": "pcm16", "pcm16": "pcm16", "flac": "flac", "mp3": "mp3", "opus": "opus",
-}  # fmt: skip
-STREAMED_FORMATS: tuple[AudioFormat, ...] = ("wav", "pcm16")
 AUDIO_KEPT_S = 24 * 3600  # what expires_at says; nothing is stored, the data is all there is
 
 
@@ -45,60 +30,11 @@ class Wanted:
     text: bool
     audio: bool
     audio_format: AudioFormat
-    openai_audio: bool  # the request has OpenAI's `audio` object; a stream then speaks through delta.audio
+    openai_audio: bool  # a stream speaks through delta.audio
     include_usage: bool
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
     audio_id: str = field(default_factory=lambda: f"audio-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
-
-
-def audio_format_of(given: str | None, *, param: str) -> AudioFormat:
-    """The format that a request names; WAV without a name. Raises BadRequest listing them."""
-    name = "wav" if given is None else given.lower()
-    if name not in AUDIO_FORMATS:
-        raise BadRequest(f"Invalid audio format {name[:60]!r}; use one of {', '.join(AUDIO_FORMATS)}", param=param)
-    return AUDIO_FORMATS[name]
-
-
-@dataclass(slots=True)
-class Heard:
-    """A turn as it came in, event by event."""
-
-    transcripts: list[str] = field(default_factory=list)
-    language: str | None = None  # of the last transcript; several, with commas, when it changes in a recording
-    texts: list[str] = field(default_factory=list)
-    samples: list[np.ndarray] = field(default_factory=list)
-    ended: Ended | None = None
-
-    def add(self, event: Event) -> None:
-        match event:
-            case Transcript():
-                self.transcripts.append(event.text)
-                self.language = event.language
-            case TextDelta():
-                self.texts.append(event.text)
-            case AudioChunk():
-                self.samples.append(event.samples)
-            case Ended():
-                self.ended = event
-
-    def sound(self) -> np.ndarray:
-        """float32 [n]. What has no speakable word still is a file that plays: one frame of silence."""
-        return np.concatenate(self.samples) if self.samples else np.zeros(FRAME_SAMPLES, np.float32)
-
-
-def failure(ended: Ended) -> AuraError | None:
-    """Why a turn has no answer, if it has none."""
-    if ended.reason == "error":
-        return ended.error or EngineError("a stage failed without a reason")
-    if ended.reason == "cancelled":
-        return Unavailable("the turn was cancelled by the server, which is stopping; ask again")
-    return None
-
-
-def finish_reason(ended: Ended) -> Literal["stop", "length"]:
-    """OpenAI's word: "length" when a budget cut the text or the speech."""
-    return "length" if "length" in (ended.reason, ended.speech_reason) else "stop"
 
 
 def usage(used: Usage) -> dict[str, Any]:
@@ -124,7 +60,7 @@ def audio_metadata(audio_format: AudioFormat, samples: int) -> dict[str, Any]:
 def completion(heard: Heard, ended: Ended, wanted: Wanted) -> dict[str, Any]:
     """The response body. Encodes audio (tens of ms for a minute of mp3): call it off the event loop."""
     silent = ended.reason == "silent"
-    text = SILENT_TEXT if silent else "".join(heard.texts)
+    text = SILENT_TEXT if silent else heard.text
     message: dict[str, Any] = {"role": "assistant", "content": text if wanted.text or silent else None, "refusal": None}
     choice: dict[str, Any] = {
         "index": 0,
@@ -134,14 +70,14 @@ def completion(heard: Heard, ended: Ended, wanted: Wanted) -> dict[str, Any]:
         "silent": silent,
     }
     if wanted.audio and not silent:
-        samples = heard.sound()
+        sound = whole_sound(heard.sound(), SoundFormat(wanted.audio_format))
         message["audio"] = {
             "id": wanted.audio_id,
-            "data": base64.b64encode(encode(samples, VOICE_RATE, wanted.audio_format)).decode(),
+            "data": base64.b64encode(sound.data).decode(),
             "expires_at": wanted.created + AUDIO_KEPT_S,
             "transcript": text,
         }
-        choice["audio_metadata"] = audio_metadata(wanted.audio_format, len(samples))
+        choice["audio_metadata"] = audio_metadata(wanted.audio_format, sound.samples)
         choice["audio_finish_reason"] = ended.speech_reason or "stop"
     return {
         "id": wanted.id,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import Scope
+from starlette.types import Receive, Scope, Send
 
 from aura_omni.errors import (
     AuraError,
@@ -20,6 +20,7 @@ from aura_omni.errors import (
     MethodNotAllowed,
     NotFound,
     Overloaded,
+    TimedOut,
     Unauthorized,
     Unavailable,
     UnsupportedOption,
@@ -38,14 +39,17 @@ def error_body(error: AuraError) -> dict[str, Any]:
     return {"error": {"message": message, "type": error.type, "param": error.param, "code": error.code}}
 
 
-def error_response(error: AuraError) -> JSONResponse:
+def error_response(error: AuraError, more: Mapping[str, Any] | None = None) -> JSONResponse:
+    """more: fields beside `error`."""
     headers = {}
     for kind, seconds in _RETRY_AFTER_S.items():
         if isinstance(error, kind):
             headers["retry-after"] = str(seconds)
+    if isinstance(error, TimedOut):
+        headers["x-should-retry"] = "false"  # official clients would do all that work again
     if isinstance(error, Unauthorized):
         headers["www-authenticate"] = "Bearer"
-    return JSONResponse(error_body(error), status_code=error.status, headers=headers)
+    return JSONResponse({**error_body(error), **(more or {})}, status_code=error.status, headers=headers)
 
 
 def error_line(error: AuraError) -> bytes:
@@ -91,7 +95,9 @@ def _path(location: Sequence[int | str]) -> str:
 
 
 def log_failure(scope: Scope, error: AuraError) -> None:
-    """Once for each request that fails on the server's side; what the client did wrong is its own business."""
+    """Once for each request that fails. Only what fails on the server's side is logged: what the client did wrong is its own
+    business; metrics count both."""
+    scope["state"]["failed_with"] = error.code
     if error.status < 500:
         return
     level = logging.ERROR
@@ -102,6 +108,12 @@ def log_failure(scope: Scope, error: AuraError) -> None:
     cause = f" ({error.__cause__!r})" if error.__cause__ is not None else ""
     where = f"{scope['method']} {scope['path']}"
     _LOG.log(level, "%s %s: %d %s: %s%s", request_id(scope), where, error.status, error.code, error.message, cause)
+
+
+async def refuse(error: AuraError, scope: Scope, receive: Receive, send: Send) -> None:
+    """The answer to a request that fails outside of the application."""
+    log_failure(scope, error)
+    await error_response(error)(scope, receive, send)
 
 
 def request_id(scope: Scope) -> str:
@@ -117,18 +129,23 @@ def install(app: FastAPI) -> None:
         log_failure(request.scope, error)
         return error_response(error)
 
-    async def from_http(_: Request, error: Exception) -> Response:
+    async def from_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        answer = in_our_words(error)
+        log_failure(request.scope, answer)
+        response = error_response(answer)
+        response.headers.update(error.headers or {})
+        return response
+
+    def in_our_words(error: HTTPException) -> AuraError:
         served = ", ".join(
             f"{method.upper()} {path}" for path, item in app.openapi()["paths"].items() for method in item
         )
         if error.status_code == 404:
-            return error_response(NotFound(f"no such endpoint; this server has {served}"))
+            return NotFound(f"no such endpoint; this server has {served}")
         if error.status_code == 405:
-            response = error_response(MethodNotAllowed(f"wrong method for this path; this server has {served}"))
-            response.headers.update(error.headers or {})
-            return response
-        return error_response(BadRequest(str(error.detail)))
+            return MethodNotAllowed(f"wrong method for this path; this server has {served}")
+        return BadRequest(str(error.detail))
 
     app.add_exception_handler(AuraError, from_aura)
     app.add_exception_handler(HTTPException, from_http)

@@ -14,11 +14,12 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aura_omni.errors import AuraError, TooLarge, Unauthorized, Unavailable
-from aura_omni.server.errors import error_response, log_failure
+from aura_omni.server.errors import error_response, log_failure, refuse
 
 _LOG = logging.getLogger(__name__)
 _USABLE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-_OPEN_PATHS = frozenset({"/health"})
+# Who watches the server or reads about it has no key, and nobody's words are in it
+_OPEN_PATHS = frozenset({"/health", "/live", "/ready", "/metrics", "/docs", "/openapi.json"})
 
 
 class Outermost:
@@ -60,12 +61,13 @@ class Outermost:
             # The outermost frame of a request: what nobody has caught becomes a 500 that says where to look.
             _LOG.exception("%s %s %s failed", request_id, scope["method"], scope["path"])
             error = AuraError(f"the server failed; its log has the reason under {request_id}")
+            scope["state"]["failed_with"] = error.code
         if not begun:
             await error_response(error)(scope, receive, named)
 
 
 class ApiKeys:
-    """Refuses requests without one of the keys; /health and CORS preflights stay open."""
+    """Refuses requests without one of the keys; what says how the server is, and CORS preflights, stay open."""
 
     def __init__(self, app: ASGIApp, *, keys: Sequence[str]) -> None:
         self.app = app
@@ -79,7 +81,7 @@ class ApiKeys:
             await send({"type": "websocket.close", "code": 1008, "reason": "API key missing or wrong"})
         else:
             error = Unauthorized("API key missing or wrong; send the header 'Authorization: Bearer KEY'")
-            await error_response(error)(scope, receive, send)
+            await refuse(error, scope, receive, send)
 
     def _known(self, scope: Scope) -> bool:
         scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
@@ -106,7 +108,7 @@ class BodyLimit:
             # Most clients look for an answer only when they have sent all; one that waits for "100 Continue" does not
             if "expect" not in headers:
                 await _discard(receive, self._max_bytes)
-            await error_response(self._error(f"{announced:,} bytes"))(scope, receive, send)
+            await refuse(self._error(f"{announced:,} bytes"), scope, receive, send)
             return
         received = 0
 

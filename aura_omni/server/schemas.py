@@ -18,6 +18,7 @@ from pydantic_core import PydanticCustomError
 from starlette.requests import Request
 
 from aura_omni.errors import BadRequest, TooLarge, nearest
+from aura_omni.media.speed import MAX_SPEED, MIN_SPEED
 from aura_omni.server.errors import bad_request
 
 # flow.checked_sampling checks these, with their limits in its messages
@@ -40,8 +41,6 @@ ASKS_NOTHING: Mapping[str, tuple[Any, ...]] = {
     "output_kind": (0,),
     "priority": (0,),
     "reasoning_effort": ("none",),
-    "sample_rate": (24_000,),
-    "speed": (1, 1.0),
     "response_format": ({"type": "text"},),
     "tool_choice": ("none", "auto"),
     "top_logprobs": (0,),
@@ -62,8 +61,10 @@ def asks_nothing(name: str, value: Any) -> bool:
 class Body(BaseModel):
     """A JSON object whose field names are all known."""
 
-    model_config = ConfigDict(strict=True, extra="ignore")
+    # extra: _names_are_known refuses, with the nearest name
+    model_config = ConfigDict(strict=True, extra="ignore", json_schema_extra={"additionalProperties": False})
     not_served: ClassVar[frozenset[str]] = frozenset()
+    form_values: ClassVar[Mapping[str, type]] = {}  # of fields that a form sends as text and that are something else
 
     @model_validator(mode="before")
     @classmethod
@@ -89,6 +90,16 @@ B = TypeVar("B", bound=Body)
 
 
 # ---------------------------------------------------------------- messages
+
+
+def _or_text(schema: dict[str, Any]) -> None:
+    """A field that may also be a plain text, which a validator turns into the long form."""
+    schema.update({"anyOf": [{"type": "string"}, schema.copy()]})
+    for key in schema.keys() - {"anyOf"}:
+        del schema[key]
+
+
+_SHORT_FORM_TOO = Field(json_schema_extra=_or_text)
 
 
 class Url(Body):
@@ -119,7 +130,7 @@ class TextPart(Part):
 
 class AudioUrlPart(Part):
     type: Literal["audio_url"]
-    audio_url: Url
+    audio_url: Url = _SHORT_FORM_TOO
 
     @model_validator(mode="before")
     @classmethod
@@ -129,7 +140,7 @@ class AudioUrlPart(Part):
 
 class InputAudioPart(Part):
     type: Literal["input_audio"]
-    input_audio: InputAudio
+    input_audio: InputAudio = _SHORT_FORM_TOO
 
     @model_validator(mode="before")
     @classmethod
@@ -139,7 +150,7 @@ class InputAudioPart(Part):
 
 class VideoUrlPart(Part):
     type: Literal["video_url"]
-    video_url: Url
+    video_url: Url = _SHORT_FORM_TOO
 
     @model_validator(mode="before")
     @classmethod
@@ -149,7 +160,7 @@ class VideoUrlPart(Part):
 
 class ImageUrlPart(Part):
     type: Literal["image_url"]
-    image_url: Url
+    image_url: Url = _SHORT_FORM_TOO
 
     @model_validator(mode="before")
     @classmethod
@@ -170,7 +181,7 @@ class EarlierAudio(BaseModel):
 
 class ChatMessage(Body):
     role: Literal["system", "developer", "user", "assistant"]
-    content: list[ContentPart] = []
+    content: list[ContentPart] = Field([], json_schema_extra=_or_text)
     audio: EarlierAudio | None = None
     name: str | None = None
     not_served = frozenset({"tool_calls", "tool_call_id", "function_call", "refusal", "annotations", "reasoning",
@@ -288,12 +299,16 @@ class SpeechRequest(Body):
     ref_text: str | None = None
     x_vector_only_mode: bool | None = None
     non_streaming_mode: bool | None = None
+    normalize: bool | None = None
     max_new_tokens: int | None = Field(None, ge=1, lt=2**31)
+    initial_codec_chunk_frames: int | None = Field(None, ge=0, lt=2**31)
+    speed: float | None = Field(None, ge=MIN_SPEED, le=MAX_SPEED)
+    sample_rate: int | None = None
     seed: Integer = None
 
     not_served = frozenset({
-        "speed", "sample_rate", "word_timestamps", "speaker_embedding", "references", "extra_params",
-        "initial_codec_chunk_frames", "temperature", "top_p", "top_k", "repetition_penalty", "lang_code", "volume_multiplier",
+        "word_timestamps", "speaker_embedding", "references", "extra_params",
+        "temperature", "top_p", "top_k", "repetition_penalty", "lang_code", "volume_multiplier",
         "normalization_options",
     })  # fmt: skip
 
@@ -306,14 +321,28 @@ class TranscriptionRequest(Body):
     prompt: str | None = None
     response_format: str | None = None
     stream: bool | None = None
+    timestamp_granularities: list[str] | None = None
     temperature: Number = None
     seed: Integer = None
 
+    form_values = {"stream": bool, "temperature": float, "seed": int, "timestamp_granularities": list}
     not_served = frozenset({
-        "chunking_strategy", "include", "timestamp_granularities", "known_speaker_names", "known_speaker_references",
+        "chunking_strategy", "include", "known_speaker_names", "known_speaker_references",
         "to_language", "stream_include_usage", "stream_continuous_usage_stats", "max_completion_tokens", "top_p", "top_k",
         "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "vllm_xargs",
     })  # fmt: skip
+
+
+class VoiceUpload(Body):
+    """The fields beside the file of POST /v1/audio/voices."""
+
+    name: str
+    consent: str
+    ref_text: str | None = None
+    speaker_description: str | None = None
+    type: Literal["audio_sample"] | None = None
+
+    not_served = frozenset({"speaker_embedding", "prompt", "model", "script_hint", "x_vector_only_mode"})
 
 
 # ---------------------------------------------------------------- reading
@@ -412,5 +441,5 @@ def documented(kind: type[Body], *, file: str | None = None) -> dict[str, Any]:
     if file is not None:
         media_type = "multipart/form-data"
         schema["properties"] = {file: {"type": "string", "format": "binary"}, **schema["properties"]}
-        schema["required"] = [file]
+        schema["required"] = [file, *schema.get("required", [])]
     return {"requestBody": {"required": True, "content": {media_type: {"schema": schema}}}}

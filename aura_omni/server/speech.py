@@ -1,9 +1,9 @@
-"""POST /v1/audio/speech: one text becomes the sound of it; GET /v1/audio/voices.
+"""POST /v1/audio/speech: one text becomes the sound of it.
 
-pcm is sent as it is made, and so is wav with `stream_format: "audio"` (or `stream: true`): one header of unknown length, then samples. Without
-it wav is a file whose header knows its length. mp3, opus and flac are always whole files. `stream_format: "sse"` sends
-wav or pcm as `speech.audio.delta` {audio: base64} events and ends with `speech.audio.done` {usage, audio_finish_reason}.
-A stream of bytes that fails is broken off; a stream of events ends with an `error` event.
+The reply is sent as it is made with `stream_format: "audio"` (or `stream: true`), and pcm always; otherwise it is a file that
+knows its length. `stream_format: "sse"` sends the same bytes as `speech.audio.delta` {audio: base64, response_format}
+events and ends with `speech.audio.done` {usage, audio_finish_reason}. A stream of bytes that fails is broken off; a stream
+of events ends with an `error` event.
 """
 
 from __future__ import annotations
@@ -28,30 +28,33 @@ from aura_omni.flow import (
     Ended,
     Event,
     Message,
+    Playback,
     StageName,
     Text,
     TurnRequest,
     Usage,
     checked_sampling,
 )
-from aura_omni.media.audio import AudioFormat, encode, pcm16, wav_header
 from aura_omni.media.budget import Budget
+from aura_omni.media.formats import audio_format_of
 from aura_omni.server.answer import EVENT_STREAM, WhileConnected, send_whole, served_model, stream_turn, whole_turn
-from aura_omni.server.completion import STREAMED_FORMATS, audio_format_of
 from aura_omni.server.errors import error_event, log_failure
 from aura_omni.server.parts import MediaReader
 from aura_omni.server.schemas import SpeechRequest, documented, read_body
-from aura_omni.server.stream import PIECE_SAMPLES
+from aura_omni.server.sound import Piece, SoundFormat, SoundStream, whole_sound
 from aura_omni.server.turns import Pipeline
 from aura_omni.server.voice import SPEECH_FIELDS, request_fields_named, speech_voice
 
-_MEDIA_TYPES: Mapping[AudioFormat, str] = {
-    "wav": "audio/wav",
-    "pcm16": f"audio/pcm;rate={VOICE_RATE};channels=1",
-    "flac": "audio/flac",
-    "mp3": "audio/mpeg",
-    "opus": "audio/ogg",
-}
+SILENCE = np.zeros(FRAME_SAMPLES, np.float32)  # what has no speakable word still is a file that plays
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """How a speech is sent back. as_events: as server-sent ones; whole: when it is all there."""
+
+    sound: SoundFormat
+    as_events: bool
+    whole: bool
 
 
 def router(pipeline: Pipeline, media: MediaReader) -> APIRouter:
@@ -68,42 +71,37 @@ def router(pipeline: Pipeline, media: MediaReader) -> APIRouter:
         check_speaks()
         body = await read_body(request, SpeechRequest)
         served_model(body.model, pipeline)
-        audio_format, stream_format = _audio_format(body), _stream_format(body)
+        wanted = wanted_of(body)
 
         async def work(send: Send) -> None:
-            asked = await turn_request(body, media)
+            asked = await turn_request(body, wanted, media)
             with request_fields_named(SPEECH_FIELDS):
-                failed = await _answer(pipeline, asked, stream_format, audio_format, send)
+                failed = await _answer(pipeline, asked, wanted, send)
             if failed is not None:
                 log_failure(request.scope, failed)
 
         return WhileConnected(work)
 
-    @routes.get("/v1/audio/voices")
-    async def voices() -> dict[str, list[str]]:
-        check_speaks()
-        return {"voices": list(pipeline.speakers)}
-
     return routes
 
 
-def _audio_format(body: SpeechRequest) -> AudioFormat:
-    audio_format = audio_format_of(body.response_format, param="response_format")
-    if (body.stream or body.stream_format == "sse") and audio_format not in STREAMED_FORMATS:
-        raise UnsupportedOption(
-            f"response_format {audio_format!r} is not streamed; use wav or pcm, or ask for no stream",
-            param="response_format",
-        )
-    return audio_format
-
-
-def _stream_format(body: SpeechRequest) -> str | None:
+def wanted_of(body: SpeechRequest) -> Wanted:
+    """Raises BadRequest for a sound that is not to be had and for fields that contradict each other."""
     if body.stream is False and body.stream_format == "sse":
         raise BadRequest('stream is false and stream_format is "sse"; give one of them', param="stream_format")
-    return "audio" if body.stream and body.stream_format is None else body.stream_format
+    sound = SoundFormat(
+        audio_format_of(body.response_format, param="response_format"),
+        rate=VOICE_RATE if body.sample_rate is None else body.sample_rate,
+        speed=1.0 if body.speed is None else body.speed,
+    )
+    return Wanted(
+        sound,
+        as_events=body.stream_format == "sse",
+        whole=not body.stream and body.stream_format is None and sound.name != "pcm16",
+    )
 
 
-async def turn_request(body: SpeechRequest, media: MediaReader) -> TurnRequest:
+async def turn_request(body: SpeechRequest, wanted: Wanted, media: MediaReader) -> TurnRequest:
     """Everything that can be refused without media is refused before any medium is fetched."""
     if not body.input.strip():
         raise BadRequest("input is empty; send the text to speak", param="input")
@@ -113,7 +111,15 @@ async def turn_request(body: SpeechRequest, media: MediaReader) -> TurnRequest:
     source = _one(body.ref_audio)
     if source is not None:
         voice = replace(voice, ref_audio=await media.audio(source, param="ref_audio", budget=Budget()))
-    return TurnRequest((Message("user", (Text(body.input),)),), part="speech", voice=voice, sampling=sampling)
+    return TurnRequest(
+        (Message("user", (Text(body.input),)),),
+        part="speech",
+        voice=voice,
+        playback=Playback(
+            live=not wanted.whole, speed=wanted.sound.speed, first_frames=body.initial_codec_chunk_frames
+        ),
+        sampling=sampling,
+    )
 
 
 def _one(ref_audio: str | list[str] | None) -> str | None:
@@ -127,59 +133,54 @@ def _one(ref_audio: str | list[str] | None) -> str | None:
 # ---------------------------------------------------------------- answer
 
 
-async def _answer(
-    pipeline: Pipeline, request: TurnRequest, stream_format: str | None, audio_format: AudioFormat, send: Send
-) -> AuraError | None:
+async def _answer(pipeline: Pipeline, request: TurnRequest, wanted: Wanted, send: Send) -> AuraError | None:
     """Returns the error that a stream ended with."""
-    if stream_format == "sse":
-        pieces = _Pieces(audio_format).events
-        return await stream_turn(
-            pipeline, request, send, headers=EVENT_STREAM, pieces=pieces, last_words=error_event
-        )  # fmt: skip
-    headers = {"content-type": _MEDIA_TYPES[audio_format]}
-    if audio_format == "pcm16" or (audio_format == "wav" and stream_format == "audio"):
-        pieces = _Pieces(audio_format).sound
-        return await stream_turn(pipeline, request, send, headers=headers, pieces=pieces, last_words=None)
-    heard, ended = await whole_turn(pipeline, request)
-    file = await asyncio.to_thread(encode, heard.sound(), VOICE_RATE, audio_format)
-    headers["x-audio-finish-reason"] = ended.speech_reason or "stop"
-    await send_whole(Response(file, headers=headers), send)
-    return None
+    headers = EVENT_STREAM if wanted.as_events else {"content-type": wanted.sound.media_type}
+    if wanted.whole:
+        heard, ended = await whole_turn(pipeline, request)
+        file = await asyncio.to_thread(whole_sound, heard.sound(), wanted.sound)
+        headers = {**headers, "x-audio-finish-reason": ended.speech_reason or "stop"}
+        await send_whole(Response(file.data, headers=headers), send)
+        return None
+    return await stream_turn(
+        pipeline,
+        request,
+        send,
+        headers=headers,
+        pieces=_Reply(wanted).pieces,
+        last_words=error_event if wanted.as_events else None,
+        costly=wanted.sound.costly,
+    )
 
 
-@dataclass(slots=True)
-class _Pieces:
-    """Events of a turn as pieces of one stream. What has no speakable word is one frame of silence."""
+class _Reply:
+    """Events of a turn to the pieces of one stream."""
 
-    audio_format: AudioFormat
-    _begun: bool = False
+    def __init__(self, wanted: Wanted) -> None:
+        self._wanted = wanted
+        self._sound = SoundStream(wanted.sound)
+        self._spoken = False
 
-    def sound(self, event: Event) -> Iterator[bytes]:
+    def pieces(self, event: Event) -> Iterator[bytes]:
         match event:
-            case AudioChunk():
-                yield self._data(event.samples)
-            case Ended() if not self._begun:
-                yield self._data(np.zeros(FRAME_SAMPLES, np.float32))
-
-    def events(self, event: Event) -> Iterator[bytes]:
-        """Every line stays under 64 KiB, the limit of common line readers."""
-        match event:
-            case AudioChunk():
-                for start in range(0, len(event.samples), PIECE_SAMPLES):
-                    yield self._delta(event.samples[start : start + PIECE_SAMPLES])
+            case AudioChunk() if len(event.samples):
+                self._spoken = True
+                yield from map(self._data, self._sound.feed(event.samples))
             case Ended():
-                if not self._begun:
-                    yield self._delta(np.zeros(FRAME_SAMPLES, np.float32))
-                reason = event.speech_reason or "stop"
-                yield _line({"type": "speech.audio.done", "usage": _usage(event.usage), "audio_finish_reason": reason})
+                if not self._spoken:
+                    yield from map(self._data, self._sound.feed(SILENCE))
+                yield from map(self._data, self._sound.finish())
+                if self._wanted.as_events:
+                    reason = event.speech_reason or "stop"
+                    done = {"type": "speech.audio.done", "usage": _usage(event.usage), "audio_finish_reason": reason}
+                    yield _line(done)
 
-    def _delta(self, samples: np.ndarray) -> bytes:
-        return _line({"type": "speech.audio.delta", "audio": base64.b64encode(self._data(samples)).decode()})
-
-    def _data(self, samples: np.ndarray) -> bytes:
-        header = b"" if self._begun or self.audio_format != "wav" else wav_header(VOICE_RATE, None)
-        self._begun = True
-        return header + pcm16(samples)
+    def _data(self, piece: Piece) -> bytes:
+        if not self._wanted.as_events:
+            return piece.data
+        audio = base64.b64encode(piece.data).decode()
+        name = "pcm" if self._wanted.sound.name == "pcm16" else self._wanted.sound.name  # as this endpoint calls it
+        return _line({"type": "speech.audio.delta", "audio": audio, "response_format": name})
 
 
 def _line(event: dict[str, Any]) -> bytes:

@@ -1,10 +1,11 @@
 """A turn as server-sent events, in one of two shapes.
 
-vLLM-Omni's (default): every chunk says its `modality`; text is in `delta.content`, and so is audio, as base64. A WAV
-stream has ONE header, in front of its first samples; joined and decoded, the audio deltas are one file.
-OpenAI's (the request has an `audio` object): audio is in `delta.audio` {id, data, transcript}; `expires_at` at the end.
+vLLM-Omni's (default): every chunk says its `modality`; text is in `delta.content`, and so is audio, as base64.
+OpenAI's (the request's `audio` object has a `voice`, as OpenAI's must; "" is the server's own): audio is in `delta.audio`
+{id, data, transcript}; `expires_at` at the end.
 
-In both, `aura.transcripts` comes with the first chunk, a silent turn is a delta `<|silent|>` with `silent: true` at the
+In both, each audio delta is decoded from base64 by itself, and joined they are one file of the format asked for, with ONE
+header. `audio_metadata.frame_count` is the samples that a delta adds. `aura.transcripts` comes with the first chunk, a silent turn is a delta `<|silent|>` with `silent: true` at the
 end, and exactly one chunk has a finish_reason. Every line stays under 64 KiB, the limit of common line readers.
 """
 
@@ -16,21 +17,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from aura_omni.flow import (
-    FRAME_SAMPLES,
-    SILENT_TEXT,
-    VOICE_RATE,
-    AudioChunk,
-    Ended,
-    Event,
-    TextDelta,
-    Transcript,
-)
-from aura_omni.media.audio import pcm16, wav_header
-from aura_omni.server.completion import AUDIO_KEPT_S, Wanted, audio_metadata, finish_reason, usage
+from aura_omni.flow import SILENT_TEXT, AudioChunk, Ended, Event, TextDelta, Transcript
+from aura_omni.heard import finish_reason
+from aura_omni.server.completion import AUDIO_KEPT_S, Wanted, audio_metadata, usage
+from aura_omni.server.sound import Piece, SoundFormat, SoundStream
 
 DONE = b"data: [DONE]\n\n"
-PIECE_SAMPLES = 6 * FRAME_SAMPLES  # 30 KiB as base64; whole frames are a multiple of three bytes, so without padding
 PIECE_CHARACTERS = 2_000  # twice in a line at most, and up to 12 bytes each as escaped JSON
 
 
@@ -41,7 +33,7 @@ class ChunkStream:
     wanted: Wanted
     _transcripts: list[str] = field(default_factory=list)
     _begun: bool = False
-    _spoken: bool = False
+    _sound: SoundStream | None = None  # once something is spoken
 
     def lines(self, event: Event) -> Iterator[bytes]:
         match event:
@@ -50,10 +42,10 @@ class ChunkStream:
             case TextDelta():
                 for start in range(0, len(event.text), PIECE_CHARACTERS):
                     yield from self._text(event.text[start : start + PIECE_CHARACTERS])
-            case AudioChunk() if self.wanted.audio:
-                for start in range(0, len(event.samples), PIECE_SAMPLES):
-                    samples = event.samples[start : start + PIECE_SAMPLES]
-                    yield from self._audio(pcm16(samples), len(samples))
+            case AudioChunk() if self.wanted.audio and len(event.samples):
+                if self._sound is None:
+                    self._sound = SoundStream(SoundFormat(self.wanted.audio_format))
+                yield from map(self._audio, self._sound.feed(event.samples))
             case Ended():
                 yield from self._end(event)
 
@@ -64,27 +56,27 @@ class ChunkStream:
         if delta:
             yield self._chunk(delta, modality="text")
 
-    def _audio(self, data: bytes, samples: int) -> Iterator[bytes]:
-        if self.wanted.audio_format == "wav" and not self._spoken:
-            data = wav_header(VOICE_RATE, None) + data
-        self._spoken = True
-        encoded = base64.b64encode(data).decode()
+    def _audio(self, piece: Piece) -> bytes:
+        encoded = base64.b64encode(piece.data).decode()
         if self.wanted.openai_audio:
             delta: dict[str, Any] = {"audio": {"id": self.wanted.audio_id, "data": encoded}}
         else:
             delta = {"content": encoded}
-        yield self._chunk(delta, modality="audio", audio_metadata=audio_metadata(self.wanted.audio_format, samples))
+        metadata = audio_metadata(self.wanted.audio_format, piece.samples)
+        return self._chunk(delta, modality="audio", audio_metadata=metadata)
 
     def _end(self, ended: Ended) -> Iterator[bytes]:
+        if self._sound is not None:
+            yield from map(self._audio, self._sound.finish())
         if ended.reason == "silent":
             yield self._chunk({"content": SILENT_TEXT}, modality="text")
         delta: dict[str, Any] = {}
         more: dict[str, Any] = {"silent": ended.reason == "silent"}
-        if self._spoken:
+        if self._sound is not None or ended.speech_reason is not None:
             more["audio_finish_reason"] = ended.speech_reason or "stop"
-            if self.wanted.openai_audio:
-                delta["audio"] = {"id": self.wanted.audio_id, "expires_at": self.wanted.created + AUDIO_KEPT_S}
-        modality = "audio" if self._spoken else "text"
+        if self._sound is not None and self.wanted.openai_audio:
+            delta["audio"] = {"id": self.wanted.audio_id, "expires_at": self.wanted.created + AUDIO_KEPT_S}
+        modality = "text" if self._sound is None else "audio"
         yield self._chunk(delta, modality=modality, finish_reason=finish_reason(ended), **more)
         if self.wanted.include_usage:
             yield self._line([], usage=usage(ended.usage))

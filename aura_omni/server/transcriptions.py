@@ -1,39 +1,66 @@
 """POST /v1/audio/transcriptions: one file becomes the text of what is said in it; translations are refused.
 
-`response_format` json (default), text, or verbose_json (language and duration; no segments, for ASR gives no times). With
-`stream` the text comes as `transcript.text.delta` events and whole in the last one, `transcript.text.done`. Silence is an
-empty text. `finish_reason` "length": a token budget cut the text.
+`response_format` json (default), text, verbose_json (language, duration, segments), srt or vtt. A segment is what lies between two pauses,
+5 to 30 s: its times are where its sound begins and ends. ASR gives no times of words, so word timestamps are refused. With
+`stream` the text comes segment by segment as `transcript.text.delta` events and whole in the last one,
+`transcript.text.done`. Silence is an empty text. `finish_reason` "length": a token budget cut the text.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.datastructures import FormData, UploadFile
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import Response
 from starlette.types import Send
 
-from aura_omni.errors import BadMedia, BadRequest, NotFound, TooLarge, Unavailable, UnsupportedOption
-from aura_omni.flow import Audio, Ended, Event, Message, StageName, Text, TurnRequest, Usage, Voice, checked_sampling
-from aura_omni.media.budget import Budget
-from aura_omni.server.answer import EVENT_STREAM, WhileConnected, send_whole, served_model, stream_turn, whole_turn
-from aura_omni.server.completion import Heard, finish_reason
+from aura_omni.errors import BadRequest, NotFound, Unavailable, UnsupportedOption
+from aura_omni.flow import (
+    TRANSCRIPT_FORMATS,
+    Audio,
+    Ended,
+    Event,
+    Message,
+    StageName,
+    Text,
+    TranscriptFormat,
+    TurnRequest,
+    Voice,
+    checked_sampling,
+)
+from aura_omni.heard import Heard, finish_reason
+from aura_omni.server.answer import (
+    EVENT_STREAM,
+    WhileConnected,
+    send_whole,
+    served_model,
+    stream_events,
+    whole_events,
+)
 from aura_omni.server.errors import error_event, log_failure
+from aura_omni.server.forms import closed_after, read_form
 from aura_omni.server.parts import MediaReader
-from aura_omni.server.schemas import TranscriptionRequest, checked, documented
+from aura_omni.server.schemas import TranscriptionRequest, documented
 from aura_omni.server.stream import PIECE_CHARACTERS
+from aura_omni.server.transcript import Transcribed
 from aura_omni.server.turns import Pipeline
 from aura_omni.server.voice import request_fields_named
+from aura_omni.transcript_file import transcript_usage, written
+from aura_omni.transcription import Transcription
 
-_FORMATS = ("json", "text", "verbose_json")
-_TIMED = ("srt", "vtt", "diarized_json")
+_MEDIA_TYPES: Mapping[TranscriptFormat, str] = {
+    "json": "application/json",
+    "verbose_json": "application/json",
+    "text": "text/plain; charset=utf-8",
+    "srt": "application/x-subrip; charset=utf-8",
+    "vtt": "text/vtt; charset=utf-8",
+}
 _STREAMED = ("json", "text")
-_MOST_FIELDS = 100
-_LONGEST_FIELD = 2**20  # bytes
 _TURN_FIELDS = {"messages": "prompt"}
 
 
@@ -46,24 +73,26 @@ def router(pipeline: Pipeline, media: MediaReader) -> APIRouter:
             raise Unavailable(pipeline.reason)
         if "asr" not in pipeline.stages:
             raise NotFound(f"this server does not listen; its stages are {', '.join(pipeline.stages)}")
-        body, file = await _read_form(request, longest=media.policy.max_bytes)
+        longest, way_out = media.policy.max_bytes, "Send a shorter clip, or raise media.max_bytes in the deploy file"
+        body, upload = await read_form(request, TranscriptionRequest, file="file", longest=longest, way_out=way_out)
         served_model(body.model, pipeline)
         response_format = _response_format(body)
+        _check_granularities(body.timestamp_granularities, response_format)
 
         async def work(send: Send) -> None:
-            sound = await media.sound(file, param="file", budget=Budget())
-            with request_fields_named(_TURN_FIELDS):
-                asked = turn_request(body, sound)
-                if body.stream:
-                    events = _Events().lines
-                    failed = await stream_turn(
-                        pipeline, asked, send, headers=EVENT_STREAM, pieces=events, last_words=error_event
-                    )
-                    if failed is not None:
-                        log_failure(request.scope, failed)
-                    return
-                heard, ended = await whole_turn(pipeline, asked)
-            await send_whole(_response(heard, ended, sound, response_format), send)
+            transcribed = Transcribed(pipeline, media, partial(turn_request, body))
+            async with closed_after(upload), aclosing(transcribed.events(upload.file)) as events:
+                with request_fields_named(_TURN_FIELDS):
+                    if body.stream:
+                        lines = _Events().lines
+                        failed = await stream_events(
+                            events, send, headers=EVENT_STREAM, pieces=lines, last_words=error_event
+                        )
+                        if failed is not None:
+                            log_failure(request.scope, failed)
+                        return
+                    await whole_events(events)
+            await send_whole(_response(transcribed.said, response_format, body), send)
 
         return WhileConnected(work)
 
@@ -81,82 +110,38 @@ def router(pipeline: Pipeline, media: MediaReader) -> APIRouter:
 # ---------------------------------------------------------------- request
 
 
-async def _read_form(request: Request, *, longest: int) -> tuple[TranscriptionRequest, bytes]:
-    """The fields and the bytes of the file. Raises BadRequest naming the field, TooLarge for a file over `longest` bytes."""
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "multipart/form-data":
-        raise BadRequest("the body must be a form with a file; send the header 'Content-Type: multipart/form-data'")
-    async with request.form(max_files=1, max_fields=_MOST_FIELDS, max_part_size=_LONGEST_FIELD) as form:
-        body = checked(TranscriptionRequest, _fields(form))
-        file = form.get("file")
-        if not isinstance(file, UploadFile):
-            raise BadRequest("file is required: a recording, as a file of the form", param="file")
-        size = file.size or 0
-        if size > longest:
-            raise TooLarge(
-                f"the file has {size:,} bytes; this server takes {longest:,}. Send a shorter clip, or raise media.max_bytes "
-                "in the deploy file",
-                param="file",
-            )
-        if not size:
-            raise BadMedia("the file is empty; send a recording", param="file")
-        return body, await file.read()
-
-
-def _fields(form: FormData) -> dict[str, Any]:
-    """All but the file, by name, as what their texts stand for. Lists have names that end in []."""
-    fields: dict[str, Any] = {}
-    for name, value in form.multi_items():
-        if isinstance(value, UploadFile):
-            if name != "file":
-                raise BadRequest(f"the file is sent as {name[:60]!r}; its name must be 'file'", param="file")
-        elif name.endswith("[]"):
-            fields.setdefault(name[:-2], []).append(value)
-        elif name == "file":
-            continue  # refused by who needs a file
-        elif name in fields:
-            raise BadRequest(f"{name[:60]} is sent twice; send it once", param=name[:60])
-        else:
-            fields[name] = _meant(name, value)
-    return fields
-
-
-def _meant(name: str, text: str) -> Any:
-    if name == "stream" and text.strip().lower() in ("true", "1", "false", "0", ""):
-        return text.strip().lower() in ("true", "1")
-    if name == "temperature":
-        return _number(text, float)
-    if name == "seed":
-        return _number(text, int)
-    return text
-
-
-def _number(text: str, kind: type[float] | type[int]) -> Any:
-    """What is no number stays what it is, and is refused with its limits."""
-    try:
-        return kind(text) if text.strip() else None
-    except ValueError:
-        return text
-
-
-def _response_format(body: TranscriptionRequest) -> str:
+def _response_format(body: TranscriptionRequest) -> TranscriptFormat:
     name = (body.response_format or "json").lower()
-    if name in _TIMED:
+    known = ", ".join(TRANSCRIPT_FORMATS)
+    if name == "diarized_json":
         raise UnsupportedOption(
-            f"response_format {name!r} is not served, for it needs times or speakers, which ASR does not give; "
-            f"use one of {', '.join(_FORMATS)}",
+            f"response_format {name!r} is not served, for ASR does not tell speakers apart; use one of {known}",
             param="response_format",
         )
-    if name not in _FORMATS:
-        raise BadRequest(
-            f"response_format is {name[:60]!r}; it must be one of {', '.join(_FORMATS)}", param="response_format"
-        )
-    if body.stream and name not in _STREAMED:
+    form = next((form for form in TRANSCRIPT_FORMATS if form == name), None)
+    if form is None:
+        raise BadRequest(f"response_format is {name[:60]!r}; it must be one of {known}", param="response_format")
+    if body.stream and form not in _STREAMED:
         raise UnsupportedOption(
             f"response_format {name!r} is not streamed; use {' or '.join(_STREAMED)}, or stream: false",
             param="response_format",
         )
-    return name
+    return form
+
+
+def _check_granularities(granularities: list[str] | None, response_format: str) -> None:
+    param = "timestamp_granularities"
+    for name in granularities or []:
+        if name == "word":
+            raise UnsupportedOption(
+                "timestamp_granularities has 'word', and ASR gives no times of words; ask for 'segment', whose times are "
+                "those of the pauses",
+                param=param,
+            )
+        if name != "segment":
+            raise BadRequest(f"timestamp_granularities has {name[:60]!r}; it may have 'segment'", param=param)
+    if granularities and response_format != "verbose_json":
+        raise BadRequest(f"{param} needs response_format 'verbose_json'", param=param)
 
 
 def turn_request(body: TranscriptionRequest, sound: Audio) -> TurnRequest:
@@ -174,29 +159,10 @@ def turn_request(body: TranscriptionRequest, sound: Audio) -> TurnRequest:
 # ---------------------------------------------------------------- answer
 
 
-def _response(heard: Heard, ended: Ended, sound: Audio, response_format: str) -> Response:
-    text = "".join(heard.texts)
-    if response_format == "text":
-        return PlainTextResponse(text)
-    body: dict[str, Any] = {"text": text}
-    if response_format == "verbose_json":
-        body = {
-            "task": "transcribe",
-            "language": (heard.language or "").lower(),
-            "duration": round(sound.duration_s, 3),
-            **body,
-        }
-    return JSONResponse({**body, "usage": _usage(ended.usage), "finish_reason": finish_reason(ended)})
-
-
-def _usage(used: Usage) -> dict[str, Any]:
-    return {
-        "type": "tokens",
-        "input_tokens": used.prompt_tokens,
-        "input_token_details": {"text_tokens": used.prompt_text_tokens, "audio_tokens": used.prompt_audio_tokens},
-        "output_tokens": used.text_tokens,
-        "total_tokens": used.prompt_tokens + used.text_tokens,
-    }
+def _response(said: Transcription, form: TranscriptFormat, body: TranscriptionRequest) -> Response:
+    return Response(
+        written(said, form, temperature=body.temperature or 0.0), headers={"content-type": _MEDIA_TYPES[form]}
+    )
 
 
 @dataclass(slots=True)
@@ -213,7 +179,7 @@ class _Events:
                 yield _line({"type": "transcript.text.delta", "delta": text[start : start + PIECE_CHARACTERS]})
         if isinstance(event, Ended):
             whole = "".join(self._heard.texts)
-            usage, reason = _usage(event.usage), finish_reason(event)
+            usage, reason = transcript_usage(event.usage), finish_reason(event)
             yield _line({"type": "transcript.text.done", "text": whole, "usage": usage, "finish_reason": reason})
 
 

@@ -6,13 +6,15 @@ Knows the pipeline by two small protocols. Knows neither JSON nor audio formats.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 from starlette.types import Receive
 
-from aura_omni.flow import Ended, Event, StageName, TurnRequest
+from aura_omni.counters import Counters
+from aura_omni.flow import Ended, Event, StageName, StagePhase, TurnRequest, VoiceTask
+from aura_omni.server.deadline import Deadline, deadline
 
 
 class Turn(Protocol):
@@ -30,6 +32,14 @@ class Pipeline(Protocol):
         """Why not, in one sentence, when ready is False."""
 
     @property
+    def progress(self) -> Mapping[StageName, StagePhase]:
+        """How far each stage has come; empty while the stages are not known yet."""
+
+    @property
+    def counters(self) -> Mapping[StageName, Counters]:
+        """What each stage has done and has in hand; cheap, from any thread."""
+
+    @property
     def served_names(self) -> tuple[str, ...]:
         """Model names that requests may use; the first is the default."""
 
@@ -40,6 +50,10 @@ class Pipeline(Protocol):
     @property
     def speakers(self) -> tuple[str, ...]:
         """Names of the voices that the checkpoint has."""
+
+    @property
+    def voice_task(self) -> VoiceTask | None:
+        """What the Talker's checkpoint can do; None: there is no Talker."""
 
     def submit(self, request: TurnRequest, sink: Callable[[Event], None]) -> Turn:
         """Prepare on the CPU and hand the turn to the engine; may take 100 ms, so never call it on the event loop.
@@ -54,7 +68,10 @@ class Pipeline(Protocol):
 
 @asynccontextmanager
 async def opened(pipeline: Pipeline, request: TurnRequest) -> AsyncIterator[AsyncIterator[Event]]:
-    """Submit a turn and yield its events, Ended last. Leaving the block cancels what still runs."""
+    """Submit a turn and yield its events, Ended last. Leaving the block cancels what still runs.
+
+    When the time of the request is over the last event is an Ended with TimedOut.
+    """
     loop = asyncio.get_running_loop()
     # Without a limit of its own: the token and frame budgets of the turn bound what it can hold.
     events: asyncio.Queue[Event] = asyncio.Queue()
@@ -72,7 +89,7 @@ async def opened(pipeline: Pipeline, request: TurnRequest) -> AsyncIterator[Asyn
             submission.add_done_callback(_cancel_late)  # the thread cannot be interrupted, its turn can
             raise
         try:
-            yield _until_ended(events)
+            yield _until_ended(events, deadline())
         finally:
             turn.cancel()
     finally:
@@ -84,9 +101,13 @@ def _cancel_late(submission: asyncio.Future[Turn]) -> None:
         submission.result().cancel()
 
 
-async def _until_ended(events: asyncio.Queue[Event]) -> AsyncIterator[Event]:
+async def _until_ended(events: asyncio.Queue[Event], limit: Deadline) -> AsyncIterator[Event]:
     while True:
-        event = await events.get()
+        try:
+            async with asyncio.timeout_at(limit.at_s):
+                event = await events.get()
+        except TimeoutError:
+            event = Ended("error", error=limit.passed())
         yield event
         if isinstance(event, Ended):
             return

@@ -24,13 +24,15 @@ _SERVED = (
     "tts_x_vector_only_mode",
     "tts_pass_token_ids",
     "tts_non_streaming_mode",
+    "tts_normalize",
     "tts_max_new_tokens",
+    "initial_codec_chunk_frames",
 )
-# Keys that vLLM-Omni reads for its own bookkeeping or for chunk sizes that our exact decoder does not need
+# Keys that vLLM-Omni reads for its own bookkeeping or for a decoder that is not exact in chunks
 _NOT_SERVED = frozenset({
     "tts_ref_code_length", "tts_tokenizer", "tts_model", "qwen3_tts_model", "session_id", "aura_session_id",
     "aura_duplex", "is_speech", "epoch", "turn_id", "realtime_item_id", "deferred_multi_modal_data",
-    "aura_tts_partial", "aura_tts_close_only", "initial_codec_chunk_frames", "full_utterance_decode",
+    "aura_tts_partial", "aura_tts_close_only", "full_utterance_decode",
 })  # fmt: skip
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
@@ -43,7 +45,7 @@ CHAT_FIELDS: Mapping[str, str] = {
         ("task", "tts_task_type"), ("language", "tts_language"), ("speaker", "tts_speaker"), ("instruct", "tts_instruct"),
         ("ref_audio", "tts_ref_audio"), ("ref_text", "tts_ref_text"), ("x_vector_only", "tts_x_vector_only_mode"),
         ("pass_token_ids", "tts_pass_token_ids"), ("non_streaming", "tts_non_streaming_mode"),
-        ("max_frames", "tts_max_new_tokens"),
+        ("normalize", "tts_normalize"), ("max_frames", "tts_max_new_tokens"),
     )
 }  # fmt: skip
 SPEECH_FIELDS: Mapping[str, str] = {
@@ -64,11 +66,15 @@ def request_fields_named(names: Mapping[str, str]) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class VoiceRequest:
-    """voice without its ref_audio; ref_audio is a URL, a data URL or bare base64, still to be fetched."""
+    """voice without its ref_audio; ref_audio is a URL, a data URL or bare base64, still to be fetched.
+
+    first_frames: of the first chunk.
+    """
 
     voice: Voice
     system_prompt: str | None
     ref_audio: str | None
+    first_frames: int | None
 
 
 def voice_request(body: ChatRequest) -> VoiceRequest:
@@ -90,9 +96,15 @@ def voice_request(body: ChatRequest) -> VoiceRequest:
         x_vector_only=given.flag("tts_x_vector_only_mode") or False,
         pass_token_ids=given.flag("tts_pass_token_ids") or False,
         non_streaming=given.flag("tts_non_streaming_mode"),
+        normalize=given.flag("tts_normalize"),
         max_frames=given.count("tts_max_new_tokens"),
     )
-    return VoiceRequest(voice, given.text("aura_system_prompt"), given.text("tts_ref_audio"))
+    return VoiceRequest(
+        voice,
+        system_prompt=given.text("aura_system_prompt"),
+        ref_audio=given.text("tts_ref_audio"),
+        first_frames=given.count("initial_codec_chunk_frames", least=0),
+    )
 
 
 def speech_voice(body: SpeechRequest) -> Voice:
@@ -105,6 +117,7 @@ def speech_voice(body: SpeechRequest) -> Voice:
         ref_text=body.ref_text,
         x_vector_only=body.x_vector_only_mode or False,
         non_streaming=body.non_streaming_mode,
+        normalize=body.normalize,
         max_frames=body.max_new_tokens,
     )
 
@@ -153,10 +166,11 @@ class _Keys:
             return False
         raise BadRequest(f"{_WHERE}.{name} must be true or false", param=f"{_WHERE}.{name}")
 
-    def count(self, name: str) -> int | None:
+    def count(self, name: str, *, least: int = 1) -> int | None:
         value = self._values.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31):
-            raise BadRequest(f"{_WHERE}.{name} must be a whole number from 1 to {2**31 - 1}", param=f"{_WHERE}.{name}")
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31):
+            where = f"{_WHERE}.{name}"
+            raise BadRequest(f"{where} must be a whole number from {least} to {2**31 - 1}", param=where)
         return value
 
     def task(self, name: str) -> VoiceTask | None:

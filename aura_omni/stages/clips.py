@@ -1,4 +1,4 @@
-"""What ASR does with a clip before any network sees it: 16 kHz, is there anything in it, cut what is too long."""
+"""What ASR does with a clip before any network sees it: 16 kHz, cut what is too long."""
 
 from __future__ import annotations
 
@@ -14,12 +14,6 @@ MAX_CLIP_S = 1_200.0  # what Qwen3-ASR was built to take at once
 SEARCH_S = 5.0  # how far from a limit a cut may lie
 LULL_S = 0.1  # a cut goes into the quietest stretch of this length
 
-# The rounding noise of 16-bit audio lies 15 dB below this level; a reader recorded at -38 dBFS and then attenuated by 45 dB
-# is above it a third of the time. Whether louder sound is speech is for the VAD and the model to say.
-SILENCE_RMS = 5e-5  # -86 dBFS
-SOUND_S = 0.06  # less sound than this is a click, not a word
-_SLOT_S = 0.02
-
 
 def at_speech_rate(audio: Audio) -> np.ndarray:
     """float32 [n] at 16 kHz, peak at most 1. Resampled as librosa does by default (soxr HQ, length rounded up).
@@ -33,20 +27,6 @@ def at_speech_rate(audio: Audio) -> np.ndarray:
         samples = np.pad(samples, (0, length - len(samples)))
     peak = float(np.abs(samples).max())
     return samples / np.float32(peak) if peak > 1.0 else samples
-
-
-def has_energy(samples: np.ndarray, rate: int = SPEECH_RATE) -> bool:
-    """Whether any sound is in float samples [n]: 60 ms or more above -86 dBFS, a constant offset not counted.
-
-    False means that the transcript is empty and the model need not run.
-    """
-    slot = max(1, round(_SLOT_S * rate))
-    slots = len(samples) // slot
-    if slots == 0:
-        return False
-    wave = samples[: slots * slot].astype(np.float64).reshape(slots, slot)
-    levels = wave.std(axis=1)
-    return int((levels > SILENCE_RMS).sum()) >= round(SOUND_S / _SLOT_S)
 
 
 def split_long(audio: Audio, *, limit_s: float = MAX_CLIP_S) -> tuple[Audio, ...]:

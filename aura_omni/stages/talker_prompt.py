@@ -167,6 +167,15 @@ class PromptWriter:
             raise BadRequest("there is no text to speak")
         return ids
 
+    def refuse_endless(self, text: str, param: str = "messages") -> None:
+        """Raises PromptTooLong for a text that cannot be read to its end, before any work is put into it."""
+        self._tokenizer.refuse_endless(
+            [text],
+            limit=self._max_model_len,
+            way_out="Send less, or raise max_model_len of the Talker.",
+            param=param,
+        )
+
     def encoder(self) -> Encoder:
         """For a body that arrives in pieces: its ids joined are `body` of the whole text (stripped at the front)."""
         return Encoder(self._tokenizer)
@@ -234,12 +243,7 @@ class PromptWriter:
         )
 
     def _encode(self, text: str, param: str) -> list[int]:
-        self._tokenizer.refuse_endless(
-            [text],
-            limit=self._max_model_len,
-            way_out="Send less, or raise max_model_len of the Talker.",
-            param=param,
-        )
+        self.refuse_endless(text, param)
         return self._tokenizer.encode(text)
 
     def prefill(

@@ -7,11 +7,11 @@ alone when the prompt already forced a language.
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Sequence
 
 from aura_omni.errors import BadRequest
 from aura_omni.flow import Transcript
+from aura_omni.spacing import space_between
 from aura_omni.stages.tokenizer import Detokenizer, TextTokenizer
 
 TEXT_TAG = "<asr_text>"
@@ -96,9 +96,7 @@ def joined(transcripts: Sequence[Transcript]) -> Transcript:
     """
     text, languages = "", list[str]()
     for part in transcripts:
-        if text and part.text and not (_unspaced(text[-1]) or _unspaced(part.text[0])):
-            text += " "
-        text += part.text
+        text += space_between(text, part.text) + part.text
         if part.language is not None and part.language not in languages[-1:]:
             languages.append(part.language)
     return Transcript(text, ",".join(languages) or None, all(part.complete for part in transcripts))
@@ -187,10 +185,3 @@ def _without_repetitions(text: str) -> str:
     times in a row, if it starts at least 40 characters before the end (as the published package has it)."""
     text = re.sub(r"(?s)(.)\1{20,}", r"\1", text)
     return re.sub(r"(?s)(?=.{40})(.{1,20}?)\1{19,}", r"\1", text)
-
-
-def _unspaced(character: str) -> bool:
-    """Chinese, Japanese and Thai characters and the wide punctuation; Korean is wide but puts spaces."""
-    name = unicodedata.name(character, "")
-    wide = unicodedata.east_asian_width(character) in "WF"
-    return name.startswith("THAI") or (wide and not name.startswith("HANGUL"))

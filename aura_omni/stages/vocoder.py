@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from aura_omni.counters import Counters
 from aura_omni.engine.graphs import Graphed, GraphPool
 from aura_omni.engine.lane import Arrival, Lane, sent
 from aura_omni.engine.loader import Checkpoint
@@ -135,7 +136,7 @@ class VocoderRunner:
         self._free = list(range(max_num_seqs - 1, -1, -1))
         self._streams: dict[Stream, None] = {}  # all open ones, in the order they came
         self._references: OrderedDict[bytes, CodecSnapshot] = OrderedDict()
-        self._steps = 0
+        self._steps = self._frames_in = self._frames_out = 0
         self._graphs: dict[int, Graphed] = {}  # by frames of each stream
         if graphs:
             with self._lane.active():
@@ -182,6 +183,7 @@ class VocoderRunner:
             stream.error = error
             return
         stream.received += len(codes)
+        self._frames_in += len(codes)
         stream.pending.extend(codes)
 
     def close(self, stream: Stream) -> None:
@@ -232,6 +234,18 @@ class VocoderRunner:
         assert not any(stream.ended for stream in self._streams), "an ended stream is still listed"
         assert len(self._streams) <= self.max_num_seqs + self.max_waiting, "more streams than admitted"
         assert len(self._references) <= self.max_references, "more reference states than allowed"
+
+    @property
+    def counters(self) -> Counters:
+        """From any thread; frames that came in and that became sound."""
+        running = self.slots_used
+        return Counters(
+            running=running,
+            waiting=max(0, len(self._streams) - running),
+            steps=self._steps,
+            prompt_tokens=self._frames_in,
+            generated_tokens=self._frames_out,
+        )
 
     @property
     def slots_used(self) -> int:
@@ -353,7 +367,9 @@ class VocoderRunner:
         self._flight = None
         for stream in flight.streams:
             stream.decoding = False
-        for stream, row in zip(flight.streams, flight.arrival.numpy(), strict=True):
+        samples = flight.arrival.numpy()
+        self._frames_out += samples.size // FRAME_SAMPLES
+        for stream, row in zip(flight.streams, samples, strict=True):
             if not stream.ended:  # it may have been aborted since, also by an earlier stream's on_audio
                 stream.on_audio(row)
         return True

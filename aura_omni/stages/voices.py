@@ -40,6 +40,9 @@ _ISO_LANGUAGES = {
     "pt": "portuguese",
 }
 MAX_REFERENCE_S = 60
+# Speech has 3 to 8 syllables a second; these refuse only what is no transcript, pauses and slips of counting included.
+_LEAST_SYLLABLES_PER_S, _MOST_SYLLABLES_PER_S = 0.5, 15
+_SPARE_S, _SPARE_SYLLABLES = 4, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ class Speaking:
     instruct: str  # "" for none
     clone: str | None
     non_streaming: bool
+    language: str | None = None  # its lower-case name; None: not said
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,13 +132,15 @@ class Voices:
             )
         self._refuse_fields_of_other_tasks(voice)
         speaker = self._speaker(voice.speaker) if self.task == "CustomVoice" else None
+        language = self._language(voice.language)
         return Speaking(
             task=self.task,
-            language_id=self._language(voice.language, speaker),
+            language_id=self._language_id(language, speaker),
             speaker_id=None if speaker is None else self.speakers[speaker],
             instruct=self._instruct(voice.instruct),
             clone=self._clone(voice) if self.task == "Base" else None,
             non_streaming=self.task != "Base" if voice.non_streaming is None else voice.non_streaming,
+            language=language,
         )
 
     def _refuse_fields_of_other_tasks(self, voice: Voice) -> None:
@@ -164,7 +170,7 @@ class Voices:
             raise BadVoice(f"speaker {name!r} is unknown; there are {', '.join(self.speakers)}", param="speaker")
         return found
 
-    def _language(self, name: str | None, speaker: str | None) -> int | None:
+    def _language(self, name: str | None) -> str | None:
         wanted = (name or "auto").strip().lower()
         wanted = _ISO_LANGUAGES.get(wanted.replace("_", "-").partition("-")[0], wanted)
         if wanted not in self.language_names:
@@ -172,9 +178,12 @@ class Voices:
                 f"language {name!r} is unknown; there are {', '.join(self.language_names)}, or their ISO 639-1 codes",
                 param="language",
             )
-        if speaker is not None and speaker in self.dialects and wanted in ("auto", "chinese"):
+        return None if wanted == "auto" else wanted
+
+    def _language_id(self, language: str | None, speaker: str | None) -> int | None:
+        if speaker is not None and speaker in self.dialects and language in (None, "chinese"):
             return self.languages[self.dialects[speaker]]
-        return None if wanted == "auto" else self.languages[wanted]
+        return None if language is None else self.languages[language]
 
     def _instruct(self, instruct: str | None) -> str:
         if not instruct or not instruct.strip():
@@ -200,7 +209,23 @@ class Voices:
                 "task Base needs ref_text, the transcript of ref_audio; or set x_vector_only to use only the voice's sound",
                 param="ref_text",
             )
+        self._check_transcript(voice.ref_text, voice.ref_audio.duration_s)
         return "continue"
+
+    def _check_transcript(self, text: str, duration_s: float) -> None:
+        """A Talker that is to continue a recording with a transcript of something else says anything but its text."""
+        syllables = _syllables(text)
+        most = _SPARE_SYLLABLES + int(duration_s * _MOST_SYLLABLES_PER_S)
+        longest_s = _SPARE_S + syllables / _LEAST_SYLLABLES_PER_S
+        if syllables > most or duration_s > longest_s:
+            limit = (
+                f"at most {most} fit into it" if syllables > most else f"at most {longest_s:.0f} s of sound fit to them"
+            )
+            raise BadVoice(
+                f"ref_text is not what is said in ref_audio: it has about {syllables} syllables, the recording {duration_s:.1f} s; "
+                f"{limit}. Send its exact transcript, or set x_vector_only to use only the voice's sound",
+                param="ref_text",
+            )
 
     def check_reference(self, audio: Audio) -> None:
         samples = len(audio.samples) * VOICE_RATE // audio.rate
@@ -214,6 +239,17 @@ class Voices:
             raise BadVoice(
                 f"ref_audio is {audio.duration_s:.1f} s long; at most {MAX_REFERENCE_S} s are taken", param="ref_audio"
             )
+
+
+def _syllables(text: str) -> int:
+    """About how many: a character of a syllabic script is one, three letters of an alphabet are, and so is a digit."""
+    thirds = 0
+    for character in text:
+        if character.isdigit() or (character.isalpha() and character >= "\u2e80"):
+            thirds += 3
+        elif character.isalpha():
+            thirds += 1
+    return -(-thirds // 3)
 
 
 class ReferenceStore:

@@ -381,6 +381,29 @@ def test_wrong_media_keys_are_refused_by_name(media, message, tmp_path):
     assert message in refused.value.message
 
 
+def test_speech_keys_of_the_file_are_kept_and_printed(tmp_path):
+    path = written(tmp_path, "base_config: nano.yaml\nspeech: {normalize: false, frames_per_token: 20}")
+    config = loaded(deploy_config=path)
+    assert (config.speech.normalize, config.speech.frames_per_token, config.speech.spare_frames) == (False, 20.0, 38)
+    assert yaml.safe_load(to_yaml(config))["speech"]["normalize"] is False
+    assert loaded().speech.normalize
+
+
+@pytest.mark.parametrize(
+    ("speech", "message"),
+    [
+        ("{normalise: true}", "did you mean normalize?"),
+        ("{normalize: 1}", "normalize is 1; it must be true or false"),
+        ("{frames_per_token: 0.5}", "frames_per_token is 0.5; it must be a number from 1 to 1000"),
+        ("{max_loop_s: 0}", "max_loop_s is 0; it must be a number from 1"),
+    ],
+)
+def test_wrong_speech_keys_are_refused_by_name(speech, message, tmp_path):
+    with pytest.raises(ConfigError) as refused:
+        loaded(deploy_config=written(tmp_path, f"base_config: nano.yaml\nspeech: {speech}"))
+    assert message in refused.value.message
+
+
 def test_parts_of_a_kind_are_limited_where_no_stage_says_how_many(tmp_path):
     path = written(tmp_path, "base_config: tiny.yaml\nstages: [{stage_id: 1, limit_mm_per_prompt: {image: 500}}]")
     assert loaded(deploy_config=path).media.limits == {"audio": 64, "image": 500, "video": 64}
@@ -445,3 +468,23 @@ def test_no_stage_is_switched_off_whose_result_another_needs(deploy, off):
     overrides = json.dumps({number: {"enabled": False} for number in off})
     with pytest.raises(ConfigError, match="only talker and code2wav can be switched off, together"):
         loaded(deploy_config=deploy, stage_overrides=overrides)
+
+
+# ---------------------------------------------------------------- what surrounds requests
+
+
+def test_time_and_voices_are_in_the_file_and_flags_beat_it(tmp_path):
+    deploy = written(tmp_path, f"base_config: nano.yaml\nrequest_timeout_s: 30\ncustom_voice_dir: {tmp_path / 'a'}\n")
+    in_file = loaded(deploy_config=deploy)
+    assert (in_file.request_timeout_s, in_file.voices_dir) == (30, tmp_path / "a")
+    by_flag = loaded(deploy_config=deploy, request_timeout=5.0, custom_voice_dir=str(tmp_path / "b"))
+    assert (by_flag.request_timeout_s, by_flag.voices_dir) == (5.0, tmp_path / "b")
+    neither = loaded()
+    assert (neither.request_timeout_s, neither.voices_dir) == (600, None)
+    assert yaml.safe_load(to_yaml(by_flag))["request_timeout_s"] == 5.0
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf"), 1e9])
+def test_a_time_limit_that_is_none_is_refused(seconds):
+    with pytest.raises(ConfigError, match="--request-timeout"):
+        loaded(request_timeout=seconds)

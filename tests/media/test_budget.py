@@ -7,8 +7,9 @@ import pytest
 
 from aura_omni.errors import BadMedia
 from aura_omni.media import budget as module
-from aura_omni.media.audio import decode_audio, encode
+from aura_omni.media.audio import decode_audio
 from aura_omni.media.budget import Budget
+from aura_omni.media.encoder import encode
 from aura_omni.media.video import decode_video
 from tests.server.conftest import mp4_bytes
 

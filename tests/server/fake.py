@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import uvicorn
 
+from aura_omni.counters import Counters
 from aura_omni.flow import (
     FRAME_SAMPLES,
     STAGES,
@@ -22,12 +23,14 @@ from aura_omni.flow import (
     Ended,
     Event,
     StageName,
+    StagePhase,
     Text,
     TextDelta,
     Transcript,
     TurnRequest,
     Usage,
     Video,
+    VoiceTask,
 )
 from aura_omni.server.app import ServerConfig, create_app
 
@@ -92,6 +95,7 @@ class FakePipeline:
     served_names: tuple[str, ...] = ("AURA", "aurateam/AURA")
     stages: tuple[StageName, ...] = STAGES
     speakers: tuple[str, ...] = ("vivian", "ryan")
+    voice_task: VoiceTask | None = "CustomVoice"
 
     def __init__(self, script: Script = plain_answer) -> None:
         self.script = script
@@ -102,6 +106,18 @@ class FakePipeline:
         self.talker_calls = 0
         self.closed = False
         self._lock = threading.Lock()
+
+    @property
+    def progress(self) -> dict[StageName, StagePhase]:
+        return dict.fromkeys(self.stages, "ready" if self.ready else "failed")
+
+    @property
+    def counters(self) -> dict[StageName, Counters]:
+        pages = {"pages": 10, "pages_used": 4, "cached_rows": 5}
+        return {
+            name: Counters(running=index, waiting=2, steps=7, prompt_tokens=8, generated_tokens=9, **pages)
+            for index, name in enumerate(self.stages)
+        }
 
     def submit(self, request: TurnRequest, sink: Callable[[Event], None]) -> FakeTurn:
         turn = FakeTurn()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 
 from aura_omni.errors import AuraError, CheckpointError
-from aura_omni.flow import Ended, Event, TextDelta, TurnRequest
+from aura_omni.flow import STAGES, Ended, Event, Report, TextDelta, TurnRequest
 from aura_omni.server.app import ServerConfig, run
 from tests.server.fake import FakePipeline, Pause, said
 
@@ -25,9 +25,12 @@ def answer(request: TurnRequest) -> Iterator[Event | Pause]:
     yield Ended("stop")
 
 
-def load() -> FakePipeline:
+def load(report: Report) -> FakePipeline:
     if sys.argv[1] == "broken":
         raise CheckpointError("weights of the talker are missing")
+    for name in STAGES:
+        report(name, "waiting")
+    report("asr", "ready")
     time.sleep(float(sys.argv[1]))
     return FakePipeline(answer)
 

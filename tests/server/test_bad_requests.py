@@ -85,8 +85,7 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"modalities": [1]}, "modalities", "modalities must be a list of strings, e.g."),
     ({"modalities": []}, "modalities", "Unsupported output modalities"),
     ({"modalities": ["text", "video"]}, "modalities", "Unsupported output modalities ['video']"),
-    ({"audio": {"format": "aac"}}, "audio.format", "Invalid audio format"),
-    ({"audio": {"format": "mp3"}, "stream": True}, "audio.format", "use wav or pcm16"),
+    ({"audio": {"format": "mp9"}}, "audio.format", "Invalid audio format"),
     ({"audio": {"format": "wav", "voise": "x"}}, "audio.voise", "did you mean 'voice'"),
     ({"audio": "wav"}, "audio", "dictionary"),
     # messages

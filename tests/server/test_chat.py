@@ -29,7 +29,7 @@ from aura_omni.flow import (
     Transcript,
     TurnRequest,
 )
-from aura_omni.media.audio import pcm16
+from aura_omni.media.encoder import pcm16
 from tests.server.conftest import data_url, mp4_bytes, png_bytes, wav_bytes
 from tests.server.fake import USAGE, FakePipeline, pictures, said, tone
 
@@ -120,7 +120,7 @@ def test_a_silent_stream_says_so(served: Served, audio: Any) -> None:
     assert last.choices[0].silent is True
 
 
-@pytest.mark.parametrize("audio_format", ["wav", "pcm", "pcm16", "flac", "mp3", "opus"])
+@pytest.mark.parametrize("audio_format", ["wav", "pcm", "pcm16", "flac", "mp3", "opus", "aac"])
 def test_each_format_decodes_to_the_same_length(served: Served, audio_format: Any) -> None:
     answer = served(FakePipeline()).chat.completions.create(
         model="AURA", messages=HELLO, audio={"format": audio_format, "voice": "Vivian"}
@@ -134,7 +134,9 @@ def test_each_format_decodes_to_the_same_length(served: Served, audio_format: An
     assert sum(samples) == pytest.approx(4 * FRAME_SAMPLES, abs=2_500)  # lossy coders pad to their own blocks
 
 
-@pytest.mark.parametrize(("reason", "speech_reason"), [("length", "stop"), ("stop", "length")])
+@pytest.mark.parametrize(
+    ("reason", "speech_reason"), [("length", "stop"), ("stop", "length"), ("stop", "loop"), ("stop", "silence")]
+)
 def test_a_cut_answer_is_finished_by_length(served: Served, reason: Any, speech_reason: Any) -> None:
     def cut(request: TurnRequest) -> Iterator[Event]:
         yield TextDelta("Hel")
@@ -147,6 +149,23 @@ def test_a_cut_answer_is_finished_by_length(served: Served, reason: Any, speech_
     assert choice.audio_finish_reason == speech_reason
     *_, last = client.chat.completions.create(model="AURA", messages=HELLO, stream=True)
     assert last.choices[0].finish_reason == "length"
+    assert last.choices[0].audio_finish_reason == speech_reason
+
+
+def test_an_answer_of_which_nothing_is_spoken_says_so(served: Served) -> None:
+    client = served(FakePipeline(lambda _: [TextDelta("😀"), Ended("stop", USAGE, speech_reason="empty")]))
+    (choice,) = client.chat.completions.create(model="AURA", messages=HELLO).choices
+    assert (choice.finish_reason, choice.audio_finish_reason, choice.message.content) == ("stop", "empty", "😀")
+    *_, last = client.chat.completions.create(model="AURA", messages=HELLO, stream=True)
+    assert (last.choices[0].finish_reason, last.choices[0].audio_finish_reason) == ("stop", "empty")
+
+
+def test_only_an_answer_that_is_sent_whole_may_be_spoken_again(served: Served) -> None:
+    pipeline = FakePipeline()
+    client = served(pipeline)
+    client.chat.completions.create(model="AURA", messages=HELLO)
+    list(client.chat.completions.create(model="AURA", messages=HELLO, stream=True))
+    assert [request.playback.live for request in pipeline.requests] == [False, True]
 
 
 def test_an_answer_without_a_speakable_word_still_plays(served: Served) -> None:

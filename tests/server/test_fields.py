@@ -65,6 +65,7 @@ def test_all_keys_of_additional_information_are_read_as_scalars_or_lists_of_one(
         "tts_x_vector_only_mode": "yes",
         "tts_pass_token_ids": 1,
         "tts_non_streaming_mode": "off",
+        "tts_normalize": "no",
         "tts_max_new_tokens": 100,
     }
     expected = Voice(
@@ -76,6 +77,7 @@ def test_all_keys_of_additional_information_are_read_as_scalars_or_lists_of_one(
         x_vector_only=True,
         pass_token_ids=True,
         non_streaming=False,
+        normalize=False,
         max_frames=100,
     )
     for wrapped in (keys, {key: [value] for key, value in keys.items()}):

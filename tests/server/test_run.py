@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from aura_omni.errors import ConfigError
+from aura_omni.flow import STAGES, Report
 from aura_omni.server.app import ServerConfig, run
 from tests.server.fake import WAIT_S, FakePipeline
 
@@ -67,6 +68,26 @@ def test_health_is_503_while_loading_and_then_one_line_names_url_and_models(stop
     assert (out, err) == ("", "")
     assert running.returncode == 0
     assert status(f"{url}/health") == 0
+
+
+def test_ready_says_how_far_each_stage_is_while_the_process_is_alive() -> None:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    with process("1.5", port):
+        wait_for(f"{url}/live", 200)
+        wait_for(f"{url}/ready", 503)
+        loading = httpx.get(f"{url}/ready")
+        assert loading.headers["retry-after"] == "5"
+        body = loading.json()
+        assert body["status"] == "loading"
+        assert body["stages"] == {"asr": "ready", "aura": "waiting", "talker": "waiting", "code2wav": "waiting"}
+        assert "1 of 4 stages" in body["error"]["message"]
+        asked_at_s = time.monotonic()
+        assert post(port, "take 0").status_code == 503
+        assert time.monotonic() - asked_at_s < 1
+        wait_for(f"{url}/ready", 200)
+        assert httpx.get(f"{url}/ready").json() == {"status": "ready", "stages": dict.fromkeys(STAGES, "ready")}
+        assert post(port, "take 0").status_code == 200
 
 
 def test_a_signal_while_loading_stops_the_process_at_once() -> None:
@@ -131,7 +152,7 @@ def test_when_loading_fails_the_process_ends_with_the_reason() -> None:
 @pytest.mark.parametrize("host", ["nope.invalid", "203.0.113.1", "x" * 300])
 def test_a_host_that_is_not_here_is_named(host: str) -> None:
     with pytest.raises(ConfigError, match="choose another --host") as refused:
-        run(ServerConfig(host=host), FakePipeline)
+        run(ServerConfig(host=host), lambda _: FakePipeline())
     assert host[:30] in refused.value.message
 
 
@@ -140,7 +161,7 @@ def test_a_taken_port_is_refused_before_loading() -> None:
         port = taken.getsockname()[1]
         loads: list[int] = []
 
-        def load() -> FakePipeline:
+        def load(_: Report) -> FakePipeline:
             loads.append(1)
             return FakePipeline()
 

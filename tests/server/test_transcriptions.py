@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import io
+import re
+import threading
 import time
+import wave
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
+import numpy as np
 import openai
 import pytest
 
-from aura_omni.errors import BadRequest, EngineError, PromptTooLong
+from aura_omni.errors import BadRequest, EngineError, Overloaded, PromptTooLong
 from aura_omni.flow import Audio, Ended, Event, Message, Text, TextDelta, Transcript, TurnRequest
 from aura_omni.media.fetch import MediaPolicy
 from aura_omni.server.app import ServerConfig
+from aura_omni.transcript_file import srt, vtt
+from aura_omni.transcription import TimedText
 from tests.server.conftest import wav_bytes
 from tests.server.fake import USAGE, WAIT_S, FakePipeline, Pause, serving
 
@@ -55,15 +62,141 @@ def test_text_is_nothing_but_the_text(served: Served) -> None:
     assert transcribe(served(FakePipeline(heard)), response_format="text") == "What is this?"
 
 
-def test_verbose_json_has_language_and_duration_and_no_times(served: Served) -> None:
-    answer = transcribe(served(FakePipeline(heard)), response_format="verbose_json")
-    assert (answer.text, answer.language, answer.duration) == ("What is this?", "english", 0.5)
-    assert answer.segments is None
+def spoken(*lengths_s: float, rate: int = 8_000, pause_s: float = 0.6) -> bytes:
+    """Noise with syllables, in sentences of these lengths, pauses between them."""
+    parts = []
+    for length_s in lengths_s:
+        times_s = np.arange(round(length_s * rate)) / rate
+        parts += [0.2 * np.random.default_rng(0).standard_normal(len(times_s)) * np.abs(np.sin(12 * times_s)) + 0.01]
+        parts += [np.zeros(round(pause_s * rate))]
+    file = io.BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setnchannels(1)
+        writer.setsampwidth(2)
+        writer.setframerate(rate)
+        writer.writeframes((32_767 * np.clip(np.concatenate(parts[:-1]), -1, 1)).astype("<i2").tobytes())
+    return file.getvalue()
+
+
+def lengths(request: TurnRequest) -> Iterator[Event]:
+    """Says how long the segment is, in whole seconds."""
+    (sound,) = request.messages[-1].parts
+    assert isinstance(sound, Audio)
+    yield TextDelta(f"{round(sound.duration_s)} seconds.")
+    yield Transcript(f"{round(sound.duration_s)} seconds.", "German" if sound.duration_s > 8 else "English")
+    yield Ended("stop", USAGE)
+
+
+RECORDING = ("talk.wav", spoken(6, 9, 6.4))
+TEXT = "6 seconds. 10 seconds. 7 seconds."  # with parts of the pauses around them
+
+
+def test_verbose_json_has_language_duration_and_segments(served: Served) -> None:
+    answer = transcribe(
+        served(FakePipeline(lengths)),
+        file=RECORDING,
+        response_format="verbose_json",
+        timestamp_granularities=["segment"],
+        temperature=0.5,
+    )
+    assert answer.text == TEXT
+    assert answer.duration == pytest.approx(22.6, abs=0.01)
+    assert answer.language == "english"  # in 12.4 of 21.4 s
+    assert [segment.text for segment in answer.segments] == TEXT.replace(". ", ".|").split("|")
+    assert [(segment.start, segment.end) for segment in answer.segments] == [
+        (pytest.approx(start, abs=0.03), pytest.approx(end, abs=0.03))
+        for start, end in [(0, 6), (6.6, 15.6), (16.2, 22.6)]
+    ]
+    first, second, _ = answer.segments
+    assert (first.id, second.id, second.seek, second.temperature) == (0, 1, pytest.approx(660, abs=3), 0.5)
+
+
+def test_subtitles_have_the_times_of_the_segments(served: Served) -> None:
+    client = served(FakePipeline(lengths))
+    blocks = transcribe(client, file=RECORDING, response_format="srt").split("\n\n")
+    assert blocks[-1] == ""
+    number, times, text = blocks[1].split("\n")
+    assert (number, text) == ("2", "10 seconds.")
+    assert re.fullmatch(r"00:00:06,[56]\d\d --> 00:00:15,[56]\d\d", times)
+    cues = transcribe(client, file=RECORDING, response_format="vtt").split("\n\n")
+    assert cues[0] == "WEBVTT"
+    assert re.match(r"00:00:06\.[56]\d\d --> 00:00:15\.[56]\d\d\n10 seconds\.", cues[2])
+
+
+def test_subtitles_survive_any_text() -> None:
+    segments = [TimedText("a\n\n<b> & 1 --> 2", 3_599.9996, 360_001.5)]
+    assert srt(segments) == "1\n01:00:00,000 --> 100:00:01,500\na\n<b> & 1 -> 2\n\n"
+    assert vtt(segments) == "WEBVTT\n\n01:00:00.000 --> 100:00:01.500\na\n&lt;b&gt; &amp; 1 -&gt; 2\n\n"
+    assert (srt([]), vtt([])) == ("", "WEBVTT\n\n")
+
+
+@pytest.mark.parametrize("response_format", ["json", "text", "verbose_json"])
+def test_every_format_has_the_same_text(served: Served, response_format: Any) -> None:
+    answer = transcribe(served(FakePipeline(lengths)), file=RECORDING, response_format=response_format)
+    assert (answer if isinstance(answer, str) else answer.text) == TEXT
+
+
+def test_segments_are_heard_a_few_at_a_time_and_told_in_order(served: Served) -> None:
+    now, most = 0, 0
+    lock = threading.Lock()
+
+    def slow(request: TurnRequest) -> Iterator[Event | Pause]:
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+        (sound,) = request.messages[-1].parts
+        assert isinstance(sound, Audio)
+        yield Pause(0.05 if sound.duration_s > 7 else 0.2)
+        with lock:
+            now -= 1
+        yield from lengths(request)
+
+    file = ("talk.wav", spoken(*[6, 9] * 6))
+    *deltas, done = transcribe(served(FakePipeline(slow)), file=file, stream=True)
+    assert len(deltas) == 12
+    assert (
+        "".join(event.delta for event in deltas)
+        == done.text
+        == " ".join(f"{seconds} seconds." for seconds in [6, 10, *[7, 10] * 4, 7, 9])
+    )
+    assert done.usage.input_tokens == 12 * 41
+    assert 1 < most <= 4
+
+
+def test_a_full_server_refuses_the_first_segment_and_waits_with_a_later_one(served: Served) -> None:
+    refused: list[TurnRequest] = []
+
+    def full(request: TurnRequest) -> Iterator[Event]:
+        if len(refused) < 1:
+            refused.append(request)
+            yield Ended("error", error=Overloaded("full"))
+        else:
+            yield from lengths(request)
+
+    with pytest.raises(openai.RateLimitError):
+        transcribe(served(FakePipeline(full)))
+    asked: list[TurnRequest] = []
+
+    def once(request: TurnRequest) -> Iterator[Event]:
+        asked.append(request)
+        if len(asked) == 3:
+            yield Ended("error", error=Overloaded("full"))
+        else:
+            yield from lengths(request)
+
+    assert transcribe(served(FakePipeline(once)), file=RECORDING).text == TEXT
+
+
+def test_silence_between_sentences_is_not_heard(served: Served) -> None:
+    pipeline = FakePipeline(lengths)
+    transcribe(served(pipeline), file=("talk.wav", spoken(6, 6, pause_s=60)))
+    assert len(pipeline.requests) == 2
 
 
 def test_a_stream_is_deltas_and_the_whole_at_the_end(served: Served) -> None:
     *deltas, done = transcribe(served(FakePipeline(heard)), stream=True)
-    assert [event.type for event in deltas] == ["transcript.text.delta"] * 2
+    assert [event.type for event in deltas] == ["transcript.text.delta"]
     assert "".join(event.delta for event in deltas) == done.text == "What is this?"
     assert done.type == "transcript.text.done"
     assert done.usage.to_dict() == USED
@@ -107,11 +240,13 @@ def test_every_field_reaches_the_turn(served: Served) -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "code"),
     [
-        ({"response_format": "srt"}, "response_format", "unsupported_option"),
-        ({"response_format": "vtt"}, "response_format", "unsupported_option"),
+        ({"response_format": "diarized_json"}, "response_format", "unsupported_option"),
+        ({"response_format": "srt", "stream": True}, "response_format", "unsupported_option"),
         ({"response_format": "xml"}, "response_format", "invalid_request"),
         ({"response_format": "verbose_json", "stream": True}, "response_format", "unsupported_option"),
         ({"timestamp_granularities": ["word"]}, "timestamp_granularities", "unsupported_option"),
+        ({"timestamp_granularities": ["line"]}, "timestamp_granularities", "invalid_request"),
+        ({"timestamp_granularities": ["segment"]}, "timestamp_granularities", "invalid_request"),
         ({"include": ["logprobs"]}, "include", "unsupported_option"),
         ({"chunking_strategy": {"type": "server_vad"}}, None, None),
         ({"temperature": -1}, "temperature", "invalid_request"),
@@ -182,13 +317,23 @@ def test_what_the_pipeline_refuses_has_the_name_of_the_field(served: Served, err
 
 
 def test_a_stream_that_fails_raises_in_the_client(served: Served) -> None:
-    script = [TextDelta("What"), Ended("error", error=EngineError("asr failed"))]
-    stream = transcribe(served(FakePipeline(lambda _: script)), stream=True)
-    assert next(stream).delta == "What"
+    def second_fails(request: TurnRequest) -> Iterator[Event]:
+        (sound,) = request.messages[-1].parts
+        assert isinstance(sound, Audio)
+        if sound.duration_s > 8:
+            yield Ended("error", error=EngineError("asr failed"))
+        else:
+            yield from lengths(request)
+
+    stream = transcribe(served(FakePipeline(second_fails)), file=RECORDING, stream=True)
+    assert next(stream).delta == "6 seconds."
     with pytest.raises(openai.APIError, match="asr failed"):
         next(stream)
-    with pytest.raises(openai.InternalServerError, match="asr failed"):
-        transcribe(served(FakePipeline(lambda _: script)))
+    for streamed in (True, False):
+        with pytest.raises(openai.InternalServerError, match="asr failed"):
+            transcribe(
+                served(FakePipeline(lambda _: [Ended("error", error=EngineError("asr failed"))])), stream=streamed
+            )
 
 
 @pytest.mark.parametrize("stream", ["true", "false"])

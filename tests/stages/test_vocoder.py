@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from aura_omni.engine.loader import Checkpoint
@@ -87,6 +89,26 @@ def test_one_stream_is_its_whole_audio_then_one_end(decoder: CodecDecoder) -> No
     assert heard.ends == [("stop", None)]
     assert heard.slots_at_end == runner.slots_used == 0
     assert not runner.step()
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.data())
+def test_no_cut_and_no_company_changes_the_sound(decoder: CodecDecoder, sizes: list[int], data: st.DataObject) -> None:
+    """Chunks of any size, with steps between them or not, beside another stream or not."""
+    runner = VocoderRunner(decoder, max_num_seqs=2)
+    codes = codes_of(sum(sizes), seed=11)
+    stream, heard = start(runner)
+    other, _ = start(runner)
+    for chunk in np.split(codes, np.cumsum(sizes)[:-1]):
+        runner.push(stream, chunk)
+        if data.draw(st.booleans(), "company"):
+            runner.push(other, chunk)
+        for _ in range(data.draw(st.integers(0, 3), "steps")):
+            runner.step()
+    runner.close(stream)
+    drain(runner)
+    np.testing.assert_allclose(heard.samples, whole(decoder, codes), atol=1e-5)
+    assert heard.ends == [("stop", None)]
 
 
 def test_the_first_frame_becomes_audio_at_once(decoder: CodecDecoder) -> None:

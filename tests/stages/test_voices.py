@@ -153,3 +153,36 @@ def test_references_are_built_once_and_the_least_recently_used_goes() -> None:
     assert len(store) == 2
     with pytest.raises(ValueError, match="capacity 0"):
         ReferenceStore(0)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds", "numbers"),
+    [
+        ("It was the best of times. " * 40, 8.3, ("254 syllables", "8.3 s", "at most 128")),
+        ("好" * 60, 3, ("60 syllables", "3.0 s", "at most 49")),
+        ("Hello there.", 20, ("4 syllables", "20.0 s", "at most 12 s")),
+        ("嗯", 7, ("1 syllable", "7.0 s", "at most 6 s")),
+    ],
+)
+def test_a_transcript_that_cannot_be_of_its_recording_is_refused(
+    text: str, seconds: float, numbers: tuple[str, ...]
+) -> None:
+    with pytest.raises(BadVoice) as refusal:
+        BASE.resolve(Voice(ref_audio=recording(seconds), ref_text=text))
+    assert refusal.value.param == "ref_text"
+    assert all(number in refusal.value.message for number in (*numbers, "x_vector_only")), refusal.value.message
+    assert BASE.resolve(Voice(ref_audio=recording(seconds), ref_text=text, x_vector_only=True)).clone == "speaker"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("It was the best of times, it was the worst of times.", 2.2),  # fast
+        ("It was the best of times, it was the worst of times.", 20),  # with long pauses
+        ("今天天气很好，我们去公园吧。", 1.6),
+        ("Yes.", 2),
+        ("12 345 678", 3),
+    ],
+)
+def test_transcripts_of_fast_and_slow_speech_are_taken(text: str, seconds: float) -> None:
+    assert BASE.resolve(Voice(ref_audio=recording(seconds), ref_text=text)).clone == "continue"

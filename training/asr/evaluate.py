@@ -21,9 +21,9 @@ import torch
 
 from aura_omni.engine.loader import Checkpoint
 from aura_omni.engine.runner import ArRunner
-from aura_omni.flow import Audio
+from aura_omni.flow import SPEECH_RATE, Audio
+from aura_omni.media.level import has_energy
 from aura_omni.stages.asr import SAMPLING, AsrStage
-from aura_omni.stages.clips import has_energy
 from training.asr.clips import Clip, recorded
 from training.asr.sounds import sound
 from training.asr.voices import RATE
@@ -57,7 +57,7 @@ class Ear:
                 prompt = self.stage.prompt(Audio(samples, RATE, samples.tobytes()))
                 reader = self.stage.reader(prompt)
                 readers.append(reader)
-                if has_energy(samples):
+                if has_energy(samples, SPEECH_RATE):
                     sequences.append(self.stage.sequence(prompt, SAMPLING, on_output=reader.push, on_end=_raise))
             for sequence in sequences:
                 self._engine.add(sequence)

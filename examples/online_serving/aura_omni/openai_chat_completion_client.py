@@ -118,7 +118,7 @@ def whole(client: openai.OpenAI, request: dict[str, Any], output_dir: Path) -> t
 
 
 def streamed(client: openai.OpenAI, request: dict[str, Any], output_dir: Path) -> tuple[str, bool]:
-    request["extra_body"]["audio"] = {"format": "pcm16"}
+    request["extra_body"]["audio"] = {"format": "pcm16", "voice": ""}  # OpenAI's object; the voice is chosen elsewhere
     text, samples = "", bytearray()
     for chunk in client.chat.completions.create(stream=True, **request):
         for choice in chunk.choices:

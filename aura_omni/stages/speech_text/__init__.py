@@ -1,0 +1,52 @@
+"""What is spoken of a text that is written: no markup, no code, no emoji, numbers as words.
+
+    speech = SpeechText("english")
+    spoken = speech.feed("It costs **$7")      # deltas in, deltas out; "It costs"
+    spoken = speech.feed(".20**. ")            # " seven dollars and twenty cents."
+    spoken = speech.finish()
+
+However a text is cut into deltas, what comes out is the same, and so is the character at which each part of it comes. A delta
+that comes out ends with a word; what is held back is at most a word, where a number and its unit are one. Pure Python: knows
+neither tokens nor tensors.
+
+What becomes of
+    headings, bullets, quotes, table cells   their words; each ends like a sentence, a cell with a comma
+    bold, italic, struck, links, HTML tags   their words
+    inline code                              as it is written (`snake_case`, `2*3*4` and `C#` are, anywhere)
+    fenced code, HTML comments, emoji        nothing
+    web and mail addresses                   "shop dot test", in the language's words
+    numbers, money, dates, times, units,     in English and Chinese words; in other languages as they are written, which the
+      versions, abbreviations                Talker reads by itself
+"""
+
+from __future__ import annotations
+
+from aura_omni.stages.speech_text.language import LanguageGuess, guess
+from aura_omni.stages.speech_text.markup import Markup
+from aura_omni.stages.speech_text.reader import Reader
+
+__all__ = ["SpeechText", "whole"]
+
+
+class SpeechText:
+    """One text. Not thread-safe; feed it from one place."""
+
+    def __init__(self, language: str | None = None, *, context: str = "") -> None:
+        """language: lower-case English name; None: guessed from the text so far. context: text that is probably in the same
+        language, which counts until this one says otherwise."""
+        self._markup = Markup()
+        self._reader = Reader(language, LanguageGuess(guess(context)))
+
+    def feed(self, delta: str) -> str:
+        """More of the written text -> what of it can be spoken now. Delta."""
+        return self._reader.push(self._markup.push(delta))
+
+    def finish(self) -> str:
+        """The rest, when no more text comes."""
+        return self._reader.push(self._markup.end()) + self._reader.end()
+
+
+def whole(text: str, language: str | None = None) -> str:
+    """All of a text that is there; a language that is not given is guessed from all of it."""
+    speech = SpeechText(language, context=text)
+    return speech.feed(text) + speech.finish()

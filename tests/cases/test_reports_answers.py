@@ -1,0 +1,168 @@
+"""A06, A08 and A11 of the reports: one message, failures that show, lines that every client can read."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import aiohttp
+import httpx
+import openai
+import pytest
+
+from aura_omni.errors import EngineError
+from aura_omni.flow import FRAME_S, AudioChunk, Ended, Event, TextDelta, TurnRequest, Usage
+from tests.cases.conftest import Served
+from tests.server.fake import FakePipeline, serving, tone
+
+HELLO: dict[str, Any] = {"model": "aura-nano", "messages": [{"role": "user", "content": "Hello?"}], "max_tokens": 8}
+MINUTE = round(60 / FRAME_S)  # frames
+
+
+def talker_steps(served: Served) -> int:
+    return served.witness.pipeline.parts.ar_runners["talker"].counters.steps
+
+
+# ---------------------------------------------------------------- A06
+
+
+def test_a06_text_alone_runs_no_talker_and_has_no_audio(served: Served) -> None:
+    before = talker_steps(served)
+    (choice,) = served.client.chat.completions.create(**HELLO, modalities=["text"]).choices
+    assert choice.message.content
+    assert choice.message.audio is None
+    for chunk in served.client.chat.completions.create(**HELLO, modalities=["text"], stream=True):
+        assert all(getattr(entry.delta, "audio", None) is None for entry in chunk.choices)
+        assert chunk.model_extra["modality"] == "text"
+    assert talker_steps(served) == before
+
+
+def test_a06_text_and_audio_are_one_message(served: Served) -> None:
+    before = talker_steps(served)
+    (choice,) = served.client.chat.completions.create(**HELLO, modalities=["text", "audio"]).choices
+    audio = choice.message.audio
+    assert choice.message.content == audio.transcript
+    assert audio.id
+    assert audio.expires_at
+    assert base64.b64decode(audio.data)[:4] == b"RIFF"
+    assert talker_steps(served) > before
+
+
+@pytest.mark.parametrize("audio", [None, {"voice": "vivian", "format": "pcm16"}])
+def test_a06_a_stream_of_text_and_audio_is_one_choice(served: Served, audio: dict[str, str] | None) -> None:
+    fields = {} if audio is None else {"audio": audio}
+    stream = served.client.chat.completions.create(**HELLO, modalities=["text", "audio"], stream=True, **fields)
+    chunks = [chunk for chunk in stream if chunk.choices]
+    assert {entry.index for chunk in chunks for entry in chunk.choices} == {0}
+    assert {chunk.model_extra["modality"] for chunk in chunks} == {"text", "audio"}
+    assert sum(entry.finish_reason is not None for chunk in chunks for entry in chunk.choices) == 1
+
+
+@pytest.mark.parametrize("modalities", [["video"], ["text", "smell"], [], ["TEXT"]])
+def test_a06_a_modality_that_is_not_served_is_refused(served: Served, modalities: list[Any]) -> None:
+    with pytest.raises(openai.BadRequestError, match="modalities") as refusal:
+        served.client.chat.completions.create(**HELLO, modalities=modalities)
+    assert refusal.value.param == "modalities"
+
+
+# ---------------------------------------------------------------- A08
+
+CHAT = ("/v1/chat/completions", {"model": "AURA", "messages": HELLO["messages"]})
+SPEECH = ("/v1/audio/speech", {"model": "AURA", "input": "Hello."})
+STREAMED = [
+    ("chat", *CHAT[:1], {**CHAT[1], "stream": True}),
+    ("chat as OpenAI", *CHAT[:1], {**CHAT[1], "stream": True, "modalities": ["text", "audio"], "audio": {"voice": "vivian", "format": "wav"}}),
+    ("speech", *SPEECH[:1], {**SPEECH[1], "response_format": "pcm"}),
+    ("speech, wav", *SPEECH[:1], {**SPEECH[1], "stream_format": "audio"}),
+    ("speech in events", *SPEECH[:1], {**SPEECH[1], "stream_format": "sse"}),
+]  # fmt: skip
+WHOLE = [("chat", *CHAT), ("speech", *SPEECH)]
+
+
+def fails_at_once(_: TurnRequest) -> Iterator[Event]:
+    yield Ended("error", error=EngineError("the stage broke"))
+
+
+def fails_after_two_chunks(_: TurnRequest) -> Iterator[Event]:
+    yield TextDelta("Hel")
+    yield AudioChunk(tone(220, 2))
+    yield AudioChunk(tone(220, 2))
+    yield Ended("error", error=EngineError("the stage broke"))
+
+
+@pytest.mark.parametrize(("name", "path", "body"), STREAMED + WHOLE)
+def test_a08_a_failure_before_the_first_token_has_a_status(name: str, path: str, body: dict[str, Any]) -> None:
+    with serving(FakePipeline(fails_at_once)) as url:
+        answer = httpx.post(url + path, json=body)
+    assert answer.status_code == 500
+    assert answer.json()["error"]["message"] == "the stage broke"
+
+
+@pytest.mark.parametrize(("name", "path", "body"), WHOLE)
+def test_a08_a_failure_later_is_no_whole_answer(name: str, path: str, body: dict[str, Any]) -> None:
+    with serving(FakePipeline(fails_after_two_chunks)) as url:
+        assert httpx.post(url + path, json=body).status_code == 500
+
+
+@pytest.mark.parametrize(("name", "path", "body"), STREAMED)
+def test_a08_a_failure_in_a_stream_cannot_be_taken_for_its_end(name: str, path: str, body: dict[str, Any]) -> None:
+    with serving(FakePipeline(fails_after_two_chunks)) as url, httpx.stream("POST", url + path, json=body) as answer:
+        assert answer.status_code == 200
+        if "event-stream" not in answer.headers["content-type"]:
+            with pytest.raises(httpx.RemoteProtocolError, match="incomplete"):
+                answer.read()
+            return
+        *_, last = [line for line in answer.iter_lines() if line]
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_error"
+    assert "[DONE]" not in last
+
+
+def test_a08_the_official_client_raises_in_the_middle_of_a_stream() -> None:
+    with (
+        serving(FakePipeline(fails_after_two_chunks)) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        with pytest.raises(openai.APIError, match="the stage broke"):
+            list(client.chat.completions.create(**CHAT[1], stream=True))
+        with (
+            client.audio.speech.with_streaming_response.create(
+                **SPEECH[1], voice="vivian", response_format="pcm"
+            ) as speech,
+            pytest.raises(Exception, match="incomplete chunked read"),  # of whichever HTTP library the client uses
+        ):
+            speech.read()
+
+
+# ---------------------------------------------------------------- A11
+
+
+def a_minute_at_once(_: TurnRequest) -> Iterator[Event]:
+    yield TextDelta("word " * 20_000)  # a line of text can be too long as well
+    yield AudioChunk(tone(220, MINUTE))
+    yield Ended("stop", Usage(), speech_reason="stop")
+
+
+def in_events(audio_format: str) -> list[tuple[str, dict[str, Any]]]:
+    spoken = {"stream": True, "modalities": ["text", "audio"], "audio": {"voice": "vivian", "format": audio_format}}
+    return [
+        (CHAT[0], {**CHAT[1], "stream": True}),
+        (CHAT[0], {**CHAT[1], **spoken}),
+        (SPEECH[0], {**SPEECH[1], "stream_format": "sse", "response_format": audio_format}),
+    ]
+
+
+@pytest.mark.parametrize(("path", "body"), [*in_events("wav"), *in_events("pcm16")])
+def test_a11_a_minute_of_speech_comes_in_lines_that_aiohttp_reads(path: str, body: dict[str, Any]) -> None:
+    async def lines(url: str) -> list[bytes]:
+        async with aiohttp.ClientSession() as session, session.post(url + path, json=body) as answer:
+            assert answer.status == 200
+            return [line async for line in answer.content if line.strip()]
+
+    with serving(FakePipeline(a_minute_at_once)) as url:
+        found = asyncio.run(lines(url))
+    assert len(found) > 60
+    assert max(map(len, found)) < 60_000
+    assert len(found[-1]) < 1_000, "the end does not repeat the sound"

@@ -1,0 +1,210 @@
+"""A09 and A10 of the reports, and what is streamed: one file, one continuous sound, the same as not streamed."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from aura_omni.config import AudioChunks
+from aura_omni.flow import FRAME_S, FRAME_SAMPLES, VOICE_RATE, AudioChunk, Ended, Event, TextDelta, TurnRequest
+from aura_omni.media.audio import decode_audio
+from tests.cases.conftest import Served, served_with
+from tests.family import config
+from tests.server.fake import FakePipeline, serving, tone
+
+HELLO: dict[str, Any] = {
+    "model": "aura-nano",
+    "messages": [{"role": "user", "content": "Hello?"}],
+    "max_tokens": 12,
+    "seed": 5,
+    "modalities": ["text", "audio"],
+}
+SAID: dict[str, Any] = {"model": "aura-nano", "voice": "vivian", "input": "Hello there, all of you.", "seed": 5}
+ROUNDING = 2  # steps of 16 bits: other shapes of the same products, magnified by random weights
+
+
+def post(url: str, body: dict[str, Any]) -> bytes:
+    answer = httpx.post(url, json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return answer.content
+
+
+def pcm(data: bytes) -> np.ndarray:
+    """int [n] of a joined stream: WAV or bare samples."""
+    return np.frombuffer(data[44:] if data[:4] == b"RIFF" else data, "<i2").astype(int)
+
+
+def events(data: bytes) -> Iterator[dict[str, Any]]:
+    for line in data.decode().splitlines():
+        if line.startswith("data: {"):
+            yield json.loads(line[6:])
+
+
+def chat_whole(url: str, audio_format: str, **fields: Any) -> bytes:
+    answer = json.loads(
+        post(f"{url}/v1/chat/completions", {**HELLO, "audio": {"voice": "vivian", "format": audio_format}, **fields})
+    )
+    return base64.b64decode(answer["choices"][0]["message"]["audio"]["data"])
+
+
+def chat_stream(url: str, audio_format: str, **fields: Any) -> bytes:
+    body = {**HELLO, "audio": {"voice": "vivian", "format": audio_format}, "stream": True, **fields}
+    pieces = []
+    for chunk in events(post(f"{url}/v1/chat/completions", body)):
+        for choice in chunk["choices"]:
+            pieces.append(base64.b64decode(choice["delta"].get("audio", {}).get("data", "")))
+    return b"".join(pieces)
+
+
+def chat_upstream(url: str, audio_format: str, **fields: Any) -> bytes:
+    """In the shape without OpenAI's `audio` object, which is always WAV."""
+    pieces = []
+    for chunk in events(post(f"{url}/v1/chat/completions", {**HELLO, "stream": True, **fields})):
+        for choice in chunk["choices"]:
+            if chunk["modality"] == "audio":
+                pieces.append(base64.b64decode(choice["delta"].get("content", "")))
+    return b"".join(pieces)
+
+
+def speech_whole(url: str, audio_format: str, **fields: Any) -> bytes:
+    return post(f"{url}/v1/audio/speech", {**SAID, "response_format": audio_format, **fields})
+
+
+def speech_stream(url: str, audio_format: str, **fields: Any) -> bytes:
+    body = {**SAID, "response_format": audio_format, "stream_format": "audio", **fields}
+    return post(f"{url}/v1/audio/speech", body)
+
+
+def speech_events(url: str, audio_format: str, **fields: Any) -> bytes:
+    body = {**SAID, "response_format": audio_format, "stream_format": "sse", **fields}
+    return b"".join(base64.b64decode(event.get("audio", "")) for event in events(post(f"{url}/v1/audio/speech", body)))
+
+
+STREAMS = [
+    (chat_whole, chat_stream),
+    (chat_whole, chat_upstream),
+    (speech_whole, speech_stream),
+    (speech_whole, speech_events),
+]
+each_stream = pytest.mark.parametrize(("whole", "streamed"), STREAMS)
+
+
+# ---------------------------------------------------------------- A09
+
+
+@each_stream
+def test_a09_a_wav_stream_is_one_file(served: Served, whole: Any, streamed: Any) -> None:
+    file = streamed(served.url, "wav")
+    assert file.count(b"RIFF") == 1
+    assert file.startswith(b"RIFF")
+    heard, meant = (decode_audio(data, max_s=60) for data in (file, whole(served.url, "wav")))
+    assert heard.rate == VOICE_RATE
+    assert heard.duration_s == meant.duration_s > 0.3
+
+
+# ---------------------------------------------------------------- streamed equals whole
+
+
+@pytest.mark.parametrize(
+    "chunks", [AudioChunks(1, 1), AudioChunks(1, 25), AudioChunks(2, 7), AudioChunks(8, 25)], ids=str
+)
+def test_streamed_sound_is_whole_sound_in_every_chunking(served: Served, chunks: AudioChunks) -> None:
+    with served_with(config(), audio_chunks=chunks) as other:
+        for whole, streamed in STREAMS:
+            want = pcm(whole(served.url, "wav"))
+            got = pcm(streamed(other.url, "wav"))
+            assert len(got) == len(want) > 2 * FRAME_SAMPLES
+            assert np.abs(got - want).max() <= ROUNDING
+
+
+@each_stream
+def test_the_same_request_streamed_and_whole_is_the_same_to_the_last_sample(
+    served: Served, whole: Any, streamed: Any
+) -> None:
+    np.testing.assert_array_equal(pcm(streamed(served.url, "wav")), pcm(whole(served.url, "wav")))
+
+
+# ---------------------------------------------------------------- A10
+
+TEN_SECONDS = round(10 / FRAME_S)
+SINE = tone(220, TEN_SECONDS)  # of the fake vocoder: any seam in it can be heard and measured
+
+
+def in_chunks(first: int, frames: int) -> Callable[[TurnRequest], Iterator[Event]]:
+    def script(_: TurnRequest) -> Iterator[Event]:
+        yield TextDelta("Hello.")
+        bounds = [0, *range(first, TEN_SECONDS, frames), TEN_SECONDS]
+        for start, stop in itertools.pairwise(bounds):
+            yield AudioChunk(SINE[start * FRAME_SAMPLES : stop * FRAME_SAMPLES])
+        yield Ended("stop", speech_reason="stop")
+
+    return script
+
+
+def largest_jump(samples: np.ndarray) -> float:
+    return float(np.abs(np.diff(samples.astype(float))).max())
+
+
+@pytest.mark.parametrize(("first", "frames"), [(1, 1), (1, 25), (2, 7), (8, 25), (TEN_SECONDS, TEN_SECONDS)])
+def test_a10_no_seam_can_be_heard_in_any_chunking(first: int, frames: int) -> None:
+    with serving(FakePipeline(in_chunks(first, frames))) as url:
+        for whole, streamed in STREAMS:
+            for read in (whole, streamed):
+                got = pcm(read(url, "wav", model="AURA"))
+                assert len(got) == len(SINE)
+                assert largest_jump(got) <= largest_jump(SINE * 32_767) + 1
+
+
+@pytest.mark.parametrize("audio_format", ["mp3", "opus", "flac"])
+@pytest.mark.parametrize("read", [chat_whole, speech_whole])
+def test_a10_no_coded_file_has_a_seam(read: Any, audio_format: str) -> None:
+    with serving(FakePipeline(in_chunks(1, 7))) as url:
+        heard = decode_audio(read(url, audio_format, model="AURA"), max_s=60)
+    assert heard.duration_s == pytest.approx(10, abs=0.15)
+    inside = heard.samples[heard.rate // 5 : -heard.rate // 5]  # coders smear the beginning and the end
+    continuous = 0.5 * 2 * np.pi * 220 / heard.rate
+    assert largest_jump(inside) <= 1.25 * continuous
+
+
+# ---------------------------------------------------------------- many at once
+
+
+def test_32_parallel_requests_get_exactly_their_own_text_and_sound(served: Served) -> None:
+    def speech(number: int) -> dict[str, Any]:
+        return {**SAID, "input": f"This is number {number}.", "seed": number, "max_new_tokens": 4 + number % 7}
+
+    def chat(number: int) -> dict[str, Any]:
+        content = [{"type": "text", "text": f"Question number {number}?"}]
+        return {
+            **HELLO,
+            "messages": [{"role": "user", "content": content}],
+            "temperature": 0.9,
+            "seed": number,
+            "max_tokens": 3 + number % 5,
+            "audio": {"voice": "vivian", "format": "pcm16"},
+            "additional_information": {"tts_max_new_tokens": 4 + number % 7},
+        }
+
+    def ask(number: int) -> tuple[str, np.ndarray]:
+        if number % 2:
+            return "", pcm(post(f"{served.url}/v1/audio/speech", {**speech(number), "response_format": "pcm"}))
+        message = json.loads(post(f"{served.url}/v1/chat/completions", chat(number)))["choices"][0]["message"]
+        return message["content"], pcm(base64.b64decode((message.get("audio") or {}).get("data", "")))
+
+    alone = [ask(number) for number in range(32)]
+    with ThreadPoolExecutor(32) as threads:
+        together = list(threads.map(ask, range(32)))
+    for (text, sound), (own_text, own_sound) in zip(together, alone, strict=True):
+        assert text == own_text
+        assert len(sound) == len(own_sound)
+        assert not len(sound) or np.abs(sound - own_sound).max() <= ROUNDING
+    assert len({text for text, _ in alone}) > 12
+    assert len({sound.tobytes() for _, sound in alone}) > 28

@@ -1,0 +1,165 @@
+"""A16, A25 and A26 of the reports: speech that ends, of the words and not of their marks, whole numbers and names in it."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from aura_omni.config import SpeechConfig
+from aura_omni.engine.loader import Checkpoint
+from aura_omni.flow import FRAME_S
+from aura_omni.media.audio import decode_audio
+from aura_omni.stages.aura import AuraStage
+from aura_omni.stages.tokenizer import TextTokenizer
+from tests.cases.conftest import Served, served_with
+from tests.family import config, family
+
+# ---------------------------------------------------------------- A16
+
+SHORT = ["1.", "OK", "2次", "嗯", "a", "Привет!"]
+
+
+@pytest.fixture(scope="module")
+def endless() -> Iterator[Served]:
+    """A Talker that never says that it is done, and a frame budget of over a minute."""
+    never = {"default_sampling_params": {"ignore_eos": True, "max_tokens": 900, "min_tokens": 0}}
+    with served_with(config(talker=never)) as served:
+        yield served
+
+
+def longest_s(text: str) -> float:
+    """Of what a text may become, if each of its bytes is a token, as it is to the tiny family."""
+    limits = SpeechConfig()
+    return (limits.spare_frames + limits.frames_per_token * (len(text.encode()) + 3)) * FRAME_S
+
+
+@pytest.mark.parametrize("text", SHORT)
+def test_a16_speech_of_a_short_text_ends_soon_and_says_that_it_was_stopped(endless: Served, text: str) -> None:
+    body = {"model": "aura-nano", "voice": "vivian", "input": text}
+    answer = httpx.post(f"{endless.url}/v1/audio/speech", json=body, timeout=60)
+    assert answer.status_code == 200
+    assert decode_audio(answer.content, max_s=90).duration_s <= longest_s(text)
+    assert answer.headers["x-audio-finish-reason"] in ("length", "loop", "silence")
+
+
+def test_a16_in_a_chat_the_reason_stands_beside_the_text(endless: Served) -> None:
+    (choice,) = endless.client.chat.completions.create(
+        model="aura-nano", messages=[{"role": "user", "content": "Hi"}], max_tokens=2
+    ).choices
+    sound = decode_audio(base64.b64decode(choice.message.audio.data), max_s=90)
+    assert sound.duration_s <= longest_s(choice.message.content)
+    assert choice.model_extra["audio_finish_reason"] in ("length", "loop", "silence")
+
+
+def test_a16_a_long_text_has_a_long_budget(endless: Served) -> None:
+    """Tight caps clip slow speech: there is room for four times as much as a text needs."""
+    words = "Every word of this sentence has its time. " * 3
+    body = {"model": "aura-nano", "voice": "vivian", "input": words}
+    answer = httpx.post(f"{endless.url}/v1/audio/speech", json=body, timeout=60)
+    assert decode_audio(answer.content, max_s=90).duration_s >= 0.4 * len(words.split())
+
+
+# ---------------------------------------------------------------- A25 and A26: what the Talker reads
+
+
+class Script:
+    """Stands in for the reader of AURA's answer: for each token, whatever it is, one character of the text."""
+
+    decision, stopped = "speak", False
+
+    def __init__(self, text: str) -> None:
+        self._rest = iter(text)
+
+    def push(self, _: int) -> str:
+        return next(self._rest, "")
+
+    def end(self, *, chosen: bool) -> str:
+        return "".join(self._rest)
+
+
+Spoken = Callable[..., tuple[str, str]]
+
+
+@pytest.fixture
+def spoken(served: Served, given: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch) -> Spoken:
+    """spoken(text) has AURA write text, a character at a time: what the user sees of it, and what the Talker reads."""
+    tokenizer = TextTokenizer.load(Checkpoint.find(str(family() / "tts_custom_voice")))
+
+    def say(text: str, **fields: Any) -> tuple[str, str]:
+        given["talker"].clear()
+        monkeypatch.setattr(AuraStage, "reader", lambda *_: Script(text))
+        length, frames = len(text), len(text) + 40  # the Talker still speaks when the last of the text comes
+        body = {
+            "model": "aura-nano",
+            "messages": [{"role": "user", "content": "What is the plan?"}],
+            "sampling_params_list": [
+                {},
+                {"max_tokens": length, "min_tokens": length},
+                {"max_tokens": frames, "min_tokens": frames},
+            ],
+            "modalities": ["text", "audio"],
+            **fields,
+        }
+        answer = httpx.post(f"{served.url}/v1/chat/completions", json=body, timeout=60)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["choices"][0]["message"]["content"], tokenizer.decode(given["talker"]).strip()
+
+    return say
+
+
+MARKED_UP = (
+    "# The plan\n\nIt is *very* **bold**:\n\n- first\n- second\n\n| Name | Age |\n|---|---|\n| Ann | seven |\n\n"
+    "See [the shop](https://shop.test/x?y=1), then a_b_c, `snake_case`, 2*3*4 and C#. 😀👩‍👩‍👧\n\n```py\nsecret = 1\n```\nThat is all."
+)
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["as it is written", "all at once"])
+def test_a25_the_voice_reads_words_and_the_screen_shows_what_was_written(spoken: Spoken, at_once: bool) -> None:
+    shown, read = spoken(MARKED_UP, additional_information={"tts_non_streaming_mode": at_once})
+    assert shown == MARKED_UP
+    for mark in ("# ", "**", "*very*", "|", "---", "`", "](", "https", "😀", "👩", "secret"):
+        assert mark not in read
+    for word in ("The plan", "very bold", "first", "second", "Name", "Age", "Ann", "the shop", "That is all."):
+        assert word in read
+    for kept in ("a_b_c", "snake_case", "2*3*4", "C#"):
+        assert kept in read
+
+
+@pytest.mark.parametrize("written", ["```py\nx = 1\n```", "😀 👍🏽", "***"])
+def test_a25_where_there_is_no_word_nothing_is_spoken(spoken: Spoken, written: str) -> None:
+    assert spoken(written) == (written, "")
+
+
+def test_a26_numbers_names_and_addresses_stay_whole(spoken: Spoken) -> None:
+    written = "Dr. Weiss sold 2.5 kg for $7.20 at 8:45 p.m. to A. B. Cole, see shop.test v3.1. Done! 好的。他说:“走。”然后离开。"
+    shown, read = spoken(written)
+    assert shown == written
+    for whole in (
+        "octor Weiss sold",
+        "two point five",
+        "seven dollars and twenty cents",
+        "shop dot test",
+        "three point one",
+    ):
+        assert whole in read
+    assert re.search(r"8:45|eight forty-five", read)
+    assert re.search(r"to A\.? B\.? Cole, see shop", read)
+    # The sentence has one end, whatever stands in its words; closing quotes stay with theirs.
+    assert read.index("Done!") > read.index("three point one")
+    assert "“走。”" in read
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3, 5])
+def test_a26_however_the_text_comes_the_voice_reads_the_same(
+    spoken: Spoken, cut: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = "Dr. Weiss paid $7.20 at 8:45 p.m. for 2.5 kg. Done!"
+    _, by_character = spoken(written)
+    pieces = [written[start : start + cut] for start in range(0, len(written), cut)]
+    monkeypatch.setattr(Script, "__init__", lambda script, _: setattr(script, "_rest", iter(pieces)))
+    assert spoken(written)[1] == by_character
