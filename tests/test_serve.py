@@ -6,7 +6,6 @@ import base64
 import io
 import json
 import re
-import socket
 import struct
 import subprocess
 import sys
@@ -22,37 +21,11 @@ import pytest
 from aura_omni.flow import SILENT_TEXT
 from aura_omni.media.audio import decode_audio
 from tests.family import DATA, family
+from tests.served import Server
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples/online_serving/aura_omni"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-
-
-class Server:
-    """`python -m aura_omni serve ...` on a free port of this machine."""
-
-    def __init__(self, *arguments: str, log: Path) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            self.port = listener.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.log = log
-        command = [sys.executable, "-m", "aura_omni", "serve", *arguments, "--port", str(self.port)]
-        self.process = subprocess.Popen(command, cwd=ROOT, stdout=log.open("w"), stderr=subprocess.STDOUT)
-
-    def wait(self) -> Server:
-        for _ in range(600):
-            assert self.process.poll() is None, self.log.read_text()
-            try:
-                if httpx.get(f"{self.url}/health").status_code == 200:
-                    return self
-            except httpx.TransportError:
-                pass
-            time.sleep(0.1)
-        raise AssertionError(self.log.read_text())
-
-    def stop(self) -> None:
-        self.process.terminate()
-        self.process.wait(20)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,8 @@
     python -m training.over_http http://localhost:8091 --photos DATA/photos.npz --sounds 200
 
 A session is run round by round, and its history holds what the model itself said and heard. --voice speaks every text with
-a voice that ASR's training did not hear (rms, ked, espeak: `training.asr.heldout`). --sounds: chunks with a clip in which nobody speaks.
+a voice that ASR's training did not hear (rms, ked, espeak: `training.asr.heldout`); "um" and its like are sent as text, since
+synthesizers cannot say them. --sounds: chunks with a clip in which nobody speaks.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from training.aura.evaluate import Tally
 from training.aura.looks import Album
 from training.aura.photos import read
 from training.aura.serve import LOOKS, run
+from training.aura.small_talk import is_noise
 
 CHECKPOINT = Path(__file__).parents[1] / "aura_omni/nano/checkpoints/aura"
 RATE = 16_000
@@ -63,12 +65,13 @@ class Asked:
         """None: silence. The last message is spoken, those before it are sent as they were heard."""
         sent = [] if system is None else [{"role": "system", "content": system}]
         sent += [{"role": each.role, "content": self._content(each)} for each in messages[:-1]]
-        said = next((part.text for part in messages[-1].parts if isinstance(part, Text) and part.text), None)
-        if said is None or self._say is None:
+        said = next((part.text for part in messages[-1].parts if isinstance(part, Text)), "")
+        if self._say is None or is_noise(said):
             return self._posted([*sent, {"role": "user", "content": self._content(messages[-1])}])[0]
         seen = [_part(part) for part in messages[-1].parts if isinstance(part, Video)]
-        text, heard = self._posted([*sent, {"role": "user", "content": [*seen, spoken(self._say(said))]}])
-        self.heard.append((said, heard))
+        words_said = (said.lower() if said.isupper() else said).replace("color", "colour")
+        text, heard = self._posted([*sent, {"role": "user", "content": [*seen, spoken(self._say(words_said))]}])
+        self.heard.append((words_said, heard))
         self._names[said] = heard
         return text
 
@@ -207,7 +210,7 @@ def main() -> None:
         mouth, rng = voices(options.bundle)[options.voice], random.Random(options.seed)
 
         def say(text: str) -> np.ndarray:
-            return mouth(text.lower(), rng)
+            return mouth(text, rng)
 
     photos, album = np.zeros((1, 144, 256, 3), np.uint8), Album((), ())
     if options.photos:
