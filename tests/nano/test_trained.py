@@ -71,17 +71,17 @@ def test_written_questions_about_pictures_and_clips_are_answered_right(written: 
     answers = asked_all(written)
     wrong = [answer for answer in answers if answer[1] != answer[2]]
     assert len(answers) == 47
-    assert len(wrong) <= 4, wrong
+    assert len(wrong) <= 5, wrong
 
 
-@pytest.mark.parametrize("voice", VOICES)
-def test_spoken_questions_of_voices_never_heard_are_answered_right(server: Server, voice: str) -> None:
+@pytest.mark.parametrize(("voice", "most_wrong"), [("rms", 9), ("espeak", 12)])
+def test_spoken_questions_of_voices_never_heard_are_answered_right(server: Server, voice: str, most_wrong: int) -> None:
     asked = aloud(server, voice)
     answers = asked_all(asked)
     wrong = [
         (*answer, heard) for answer, (_, heard) in zip(answers, asked.heard, strict=True) if answer[1] != answer[2]
     ]
-    assert len(wrong) <= 11, wrong  # of 47; most were misheard
+    assert len(wrong) <= most_wrong, wrong  # most were misheard
 
 
 def test_a_question_outside_the_small_world_is_answered_with_what_nano_can_do(written: Asked) -> None:
@@ -129,12 +129,12 @@ def test_a_watch_request_is_acknowledged_then_kept_in_silence_until_the_alert(se
     silences = [text is None for said, (_, _, due) in pairs for at, text in enumerate(said) if at and at not in due]
     report = [(heard, said) for (_, heard), said in zip(asked.heard, sessions, strict=True)]
     assert len(alerts) == 9
-    assert len(silences) >= 38
+    assert len(silences) == 35
     assert sum(acknowledged) >= 7, report
-    assert sum(alerts) >= 7, report
-    assert sum(silences) >= 0.95 * len(silences), report
+    assert sum(alerts) >= 8, report
+    assert sum(silences) >= 34, report
     # Once: after the alert of a request that asked for one, the thing is still there and nothing more is said.
-    assert sum(sum(text is not None for text in said[1:]) == len(due) for said, (_, _, due) in pairs) >= 6, report
+    assert sum(sum(text is not None for text in said[1:]) == len(due) for said, (_, _, due) in pairs) >= 7, report
 
 
 # ---------------------------------------------------------------- the voice is off

@@ -1,6 +1,6 @@
 """Lines of text spoken by a voice that ASR's training does not hear, as one Opus file with its index.
 
-    python -m training.asr.say OUT VOICE --bundle DATA/bundle < lines        # VOICE: rms, ked or espeak; OUT/VOICE.opus, OUT/VOICE.json
+python -m training.asr.say OUT VOICE --bundle DATA/bundle < lines        # VOICE: rms, ked or espeak; OUT/VOICE.opus, OUT/VOICE.json
 """
 
 from __future__ import annotations
