@@ -20,6 +20,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Protocol, Self, TypedDict, TypeVar, Unpack
@@ -35,6 +36,7 @@ from aura_omni.flow import (
     Event,
     Message,
     Part,
+    Playback,
     StageName,
     Text,
     TurnRequest,
@@ -137,11 +139,11 @@ class Asking(ABC):
 
     def chat(self, text: str = "", **options: Unpack[ChatOptions]) -> Heard:
         """What is answered: `text`, `sound()` (float32 mono, 24 kHz), `silent`, `transcripts` of the recordings."""
-        return Heard.of(self.chat_events(text, **options))
+        return self._whole(self.chat_request(text, **options))
 
     def say(self, text: str, **options: Unpack[SayOptions]) -> Heard:
         """The sound of a text: `sound()` float32 [n] mono at 24 kHz, or `save(path)`."""
-        return Heard.of(self.events(self.speech_request(text, **options)))
+        return self._whole(self.speech_request(text, **options))
 
     def transcribe(self, audio: Audio | File, **options: Unpack[TranscribeOptions]) -> Transcription:
         """What is said in a recording of up to hours: `text`, empty when nobody speaks, `segments` with times, `language`."""
@@ -149,6 +151,9 @@ class Asking(ABC):
         for _ in self.transcribed(audio, said, **options):
             pass
         return said
+
+    def _whole(self, request: TurnRequest) -> Heard:
+        return Heard.of(self.events(replace(request, playback=Playback(live=False))))
 
     # ------------------------------------------------------------ as it comes
 

@@ -130,3 +130,18 @@ def spoken(*parts: Part, **fields: Any) -> TurnRequest:
     """One user message; without parts the recording, the clip and a written question. fields: of the TurnRequest."""
     fields.setdefault("sampling", WORDS)
     return TurnRequest((Message("user", parts or (recording(), clip(), Text("What do you see?"))),), **fields)
+
+
+class Script:
+    """Stands in for the reader of AURA's answer: for each token, whatever it is, one character of the text."""
+
+    decision, stopped = "speak", False
+
+    def __init__(self, text: str) -> None:
+        self._rest = iter(text)
+
+    def push(self, _: int) -> str:
+        return next(self._rest, "")
+
+    def end(self, *, chosen: bool) -> str:
+        return "".join(self._rest)

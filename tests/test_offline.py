@@ -69,7 +69,7 @@ def test_say_reads_standard_input_and_writes_standard_output(run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["say", "Hi", "-o", "x.xyz"], "end it in one of .flac"),
+        (["say", "Hi", "-o", "x.xyz"], "end it in one of .aac"),
         (["say", "Hi", "-o", "no/such/folder/x.wav"], "its folder does not exist"),
         (["say", " ", "-o", "x.wav"], "nothing to say"),
         (["say", "Hi", "-o", "x.wav", "--voice", "nobody"], "nobody"),

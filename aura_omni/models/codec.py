@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aura_omni.models.codec_layers import CausalConv, CausalUpsample, LayerScale, SnakeBeta
+from aura_omni.models.codec_layers import CausalConv, CausalDepthwise, CausalUpsample, LayerScale, SnakeBeta
 from aura_omni.models.codec_state import CodecState, StatePlan, StepMemory
 from aura_omni.models.fields import positive, rope_theta, whole, wholes
 from aura_omni.models.layers import RMSNorm, Rope, SwiGLU, rotate
@@ -238,7 +238,7 @@ class _Transformer(nn.Module):
 class _ConvNeXt(nn.Module):
     def __init__(self, plan: StatePlan, channels: int) -> None:
         super().__init__()
-        self.dwconv = CausalConv(plan, channels, channels, 7, groups=channels)
+        self.dwconv = CausalDepthwise(plan, channels, 7)
         self.norm = nn.LayerNorm(channels, eps=1e-6)
         self.pwconv1 = nn.Linear(channels, 4 * channels)
         self.pwconv2 = nn.Linear(4 * channels, channels)

@@ -16,11 +16,9 @@ from aura_omni.models.weights import Prepared
 class CausalConv(Prepared):
     """Convolution over the present and the past, x [B, T, in] -> [B, T, out]."""
 
-    def __init__(
-        self, plan: StatePlan, inputs: int, outputs: int, kernel: int, *, dilation: int = 1, groups: int = 1
-    ) -> None:
+    def __init__(self, plan: StatePlan, inputs: int, outputs: int, kernel: int, *, dilation: int = 1) -> None:
         super().__init__()
-        self.conv = nn.Conv1d(inputs, outputs, kernel, dilation=dilation, groups=groups)
+        self.conv = nn.Conv1d(inputs, outputs, kernel, dilation=dilation)
         self.tail = plan.reserve((kernel - 1) * dilation, inputs)
 
     def prepare(self) -> None:
@@ -32,8 +30,28 @@ class CausalConv(Prepared):
         conv = self.conv
         # As an image of height 1: [B, C, 1, T] over time-major memory is channels-last without a copy.
         image = memory.extend(self.tail, x).transpose(1, 2).unsqueeze(2)
-        out = F.conv2d(image, conv.weight.unsqueeze(2), conv.bias, dilation=(1, conv.dilation[0]), groups=conv.groups)
+        out = F.conv2d(image, conv.weight.unsqueeze(2), conv.bias, dilation=(1, conv.dilation[0]))
         return out.squeeze(2).transpose(1, 2)
+
+
+class CausalDepthwise(nn.Module):
+    """Convolution of each channel with itself, x [B, T, C] -> [B, T, C].
+
+    Written out: cuDNN's kernel for many groups took 44 ms of an H200 for 64 frames, a hundred times what moving the bytes takes.
+    """
+
+    def __init__(self, plan: StatePlan, channels: int, kernel: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(channels, channels, kernel, groups=channels)
+        self.tail = plan.reserve(kernel - 1, channels)
+
+    def forward(self, x: Tensor, memory: StepMemory) -> Tensor:
+        taps = self.conv.weight.squeeze(1)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        windows = memory.extend(self.tail, x).unfold(1, taps.shape[1], 1)  # [B, T, C, kernel]
+        out = (windows.to(wide) * taps).sum(-1)
+        assert self.conv.bias is not None
+        return (out + self.conv.bias).to(x.dtype)
 
 
 class CausalUpsample(Prepared):

@@ -40,6 +40,7 @@ NOTES: Mapping[str, str] = {
     "max_tokens": "longest answer, in tokens",
     "max_completion_tokens": "another name for max_tokens",
     "min_tokens": "until then the answer does not end",
+    "normalize": "false: the text is spoken as it is written, with its markup, digits and signs",
     "seed": "the same request with the same seed is answered the same",
     "stop": "texts at which the answer ends, without them",
     "stop_token_ids": "tokens at which the answer ends",

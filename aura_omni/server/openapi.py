@@ -14,7 +14,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from aura_omni.flow import StageName, StagePhase
+from aura_omni.flow import SpeechReason, StageName, StagePhase
 from aura_omni.server.deadline import HEADER, LEAST_S
 from aura_omni.server.field_notes import IGNORED, NOTES
 
@@ -86,7 +86,7 @@ class Choice(BaseModel):
     logprobs: None
     silent: bool
     audio_metadata: AudioMetadata | None = None
-    audio_finish_reason: Literal["stop", "length"] | None = None
+    audio_finish_reason: SpeechReason | None = None
 
 
 class AuraPart(BaseModel):
@@ -131,7 +131,7 @@ class ChunkChoice(BaseModel):
     logprobs: None
     silent: bool | None = None
     audio_metadata: AudioMetadata | None = None
-    audio_finish_reason: Literal["stop", "length"] | None = None
+    audio_finish_reason: SpeechReason | None = None
 
 
 class ChatChunk(BaseModel):
@@ -159,7 +159,7 @@ class SpeechEvent(BaseModel):
     type: Literal["speech.audio.delta", "speech.audio.done", "error"]
     audio: str | None = None
     usage: SpeechUsage | None = None
-    audio_finish_reason: Literal["stop", "length"] | None = None
+    audio_finish_reason: SpeechReason | None = None
     error: Error | None = None
 
 

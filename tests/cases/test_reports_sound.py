@@ -16,6 +16,7 @@ import pytest
 from aura_omni.config import AudioChunks
 from aura_omni.flow import FRAME_S, FRAME_SAMPLES, VOICE_RATE, AudioChunk, Ended, Event, TextDelta, TurnRequest
 from aura_omni.media.audio import decode_audio
+from aura_omni.stages.pace import Pace
 from tests.cases.conftest import Served, served_with
 from tests.family import config
 from tests.server.fake import FakePipeline, serving, tone
@@ -127,8 +128,10 @@ def test_streamed_sound_is_whole_sound_in_every_chunking(served: Served, chunks:
 
 @each_stream
 def test_the_same_request_streamed_and_whole_is_the_same_to_the_last_sample(
-    served: Served, whole: Any, streamed: Any
+    served: Served, whole: Any, streamed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # For a listener who has no time: else a machine slower than real time sends, and so decodes, other frames together.
+    monkeypatch.setitem(Pace.__init__.__kwdefaults__, "clock", lambda: 0.0)
     np.testing.assert_array_equal(pcm(streamed(served.url, "wav")), pcm(whole(served.url, "wav")))
 
 

@@ -17,7 +17,7 @@ from aura_omni.media.audio import decode_audio
 from aura_omni.stages.aura import AuraStage
 from aura_omni.stages.tokenizer import TextTokenizer
 from tests.cases.conftest import Served, served_with
-from tests.family import config, family
+from tests.family import Script, config, family
 
 # ---------------------------------------------------------------- A16
 
@@ -65,21 +65,6 @@ def test_a16_a_long_text_has_a_long_budget(endless: Served) -> None:
 
 
 # ---------------------------------------------------------------- A25 and A26: what the Talker reads
-
-
-class Script:
-    """Stands in for the reader of AURA's answer: for each token, whatever it is, one character of the text."""
-
-    decision, stopped = "speak", False
-
-    def __init__(self, text: str) -> None:
-        self._rest = iter(text)
-
-    def push(self, _: int) -> str:
-        return next(self._rest, "")
-
-    def end(self, *, chosen: bool) -> str:
-        return "".join(self._rest)
 
 
 Spoken = Callable[..., tuple[str, str]]
