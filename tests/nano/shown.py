@@ -90,7 +90,7 @@ CASES = {
     ),
 }
 
-_PAINTER = Painter(np.zeros((1, 8, 8, 3), np.uint8), torch.device("cpu"))
+PAINTER = Painter(np.zeros((1, 8, 8, 3), np.uint8), torch.device("cpu"))
 
 
 def things(scene: str, *, height: int, width: int) -> list[Thing]:
@@ -146,7 +146,7 @@ class Camera:
         )
         self._shown += frames
         spec = Spec(self._height, self._width, slots, ground)
-        return _PAINTER.frames(spec, seed=self._seed + self._shown).numpy()
+        return PAINTER.frames(spec, seed=self._seed + self._shown).numpy()
 
 
 def _moved(thing: Thing) -> Thing:

@@ -7,6 +7,8 @@ that getting worse fails and one lucky case does not pass.
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,11 +20,14 @@ import pytest
 from aura_omni import nano
 from aura_omni.flow import SILENT_TEXT, Message, Text, Video
 from aura_omni.media.video import CHUNK_FPS, video_of
+from tests.nano import shown
 from tests.nano.shown import CASES, WATCHES, Camera, colours_of
-from tests.served import Server
+from tests.served import ROOT, Server
 from training.asr.opus import clips
 from training.asr.sounds import sound
-from training.over_http import Asked, spoken
+from training.aura.data import Maker
+from training.aura.looks import Album
+from training.over_http import CHECKPOINT, Asked, conversations, nobody_speaks, spoken, wav
 
 VOICES = ("rms", "espeak")
 RECORDED = {
@@ -61,9 +66,9 @@ def asked_all(asked: Asked) -> list[tuple[str, str, str | None]]:
     found = []
     for number, (scene, questions) in enumerate(CASES.items()):
         still = number % 3 == 2 and not any("moving" in question for question, _ in questions)
-        shown = seen(scene, 100 + number, still=still)
+        medium = seen(scene, 100 + number, still=still)
         for question, right in questions:
-            found.append((question, right, asked.answer([Message("user", (shown, Text(question)))], None)))
+            found.append((question, right, asked.answer([Message("user", (medium, Text(question)))], None)))
     return found
 
 
@@ -85,9 +90,9 @@ def test_spoken_questions_of_voices_never_heard_are_answered_right(server: Serve
 
 
 def test_a_question_outside_the_small_world_is_answered_with_what_nano_can_do(written: Asked) -> None:
-    shown = seen("red square", 5)
+    square = seen("red square", 5)
     for question in ("Who is the king of Spain?", "What is seven times eight?", "Can you call my mother?"):
-        answer = written.answer([Message("user", (shown, Text(question)))], None)
+        answer = written.answer([Message("user", (square, Text(question)))], None)
         assert answer == "I can only talk about the simple shapes and colours I see."
     assert written.answer([Message("user", (Text("What do you see?"),))], None) == "I do not see any picture."
 
@@ -101,8 +106,8 @@ def test_sounds_that_are_no_speech_are_silence(written: Asked) -> None:
     rng, noise = random.Random(77), np.random.default_rng(77)
     quiet = [sound(rng) for _ in range(8)]
     quiet += [(noise.standard_normal(32_000) * level).astype(np.float32) for level in (1e-4, 1e-2, 0.1)]
-    shown = seen("green star left", 6)
-    assert [text for samples in quiet if (text := written.overhears(shown, samples)) is not None] == []
+    star = seen("green star left", 6)
+    assert [text for samples in quiet if (text := written.overhears(star, samples)) is not None] == []
 
 
 def watched(asked: Asked, number: int) -> list[str | None]:
@@ -113,8 +118,8 @@ def watched(asked: Asked, number: int) -> list[str | None]:
     messages: list[Message] = []
     said: list[str | None] = []
     for chunk, scene in enumerate(scenes):
-        shown = video_of(camera.chunk(scene), (0.0, 0.5), fps=CHUNK_FPS)
-        messages.append(Message("user", (shown, Text(request if chunk == 0 else ""))))
+        seconds = video_of(camera.chunk(scene), (0.0, 0.5), fps=CHUNK_FPS)
+        messages.append(Message("user", (seconds, Text(request if chunk == 0 else ""))))
         said.append(asked.answer(messages, None))
         messages.append(Message("assistant", (Text(SILENT_TEXT if said[-1] is None else said[-1]),)))
     return said
@@ -135,6 +140,17 @@ def test_a_watch_request_is_acknowledged_then_kept_in_silence_until_the_alert(se
     assert sum(silences) >= 34, report
     # Once: after the alert of a request that asked for one, the thing is still there and nothing more is said.
     assert sum(sum(text is not None for text in said[1:]) == len(due) for said, (_, _, due) in pairs) >= 7, report
+
+
+def test_drawn_conversations_and_sessions_are_held_as_the_readme_measures_it(written: Asked) -> None:
+    maker = Maker(CHECKPOINT, Album((), ()), seed=12, unseen=None, slips=0.0)
+    tally = conversations(written, maker, shown.PAINTER, looks=15, sessions=2, chunks=8)
+    tally_of_sounds = nobody_speaks(written, maker, shown.PAINTER, 6)
+    shares = {name: right / count for name, (right, count) in (tally.counts | tally_of_sounds.counts).items()}
+    assert tally.counts["all answers"][1] >= 40
+    assert shares["all answers"] >= 0.88, tally.shares()
+    assert shares["silence decision"] >= 0.95, tally.shares()
+    assert all(share == 1 for name, share in shares.items() if name.startswith("silent at"))
 
 
 # ---------------------------------------------------------------- the voice is off
@@ -179,10 +195,20 @@ def test_a_silent_turn_says_so_and_has_no_audio(server: Server) -> None:
 
 
 def test_a_spoken_question_is_written_down(client: openai.OpenAI) -> None:
-    from training.over_http import wav
-
     file = ("question.wav", wav(RECORDED["rms"]["What do you see?"]))
     assert client.audio.transcriptions.create(model="aura-nano", file=file).text == "What do you see?"
+
+
+def test_the_clients_of_the_examples_get_the_answer_of_the_readme(server: Server, tmp_path: Path) -> None:
+    examples = ROOT / "examples/online_serving/aura_omni"
+    for command in (
+        [sys.executable, str(examples / "openai_chat_completion_client.py"), "--port", str(server.port)],
+        [sys.executable, str(examples / "openai_chat_completion_client.py"), "--port", str(server.port), "--stream"],
+        ["bash", str(examples / "run_curl_multimodal_query.sh"), str(server.port)],
+    ):
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert done.stdout.splitlines()[0] == "The red circle is moving.", done.stderr
+    assert "The red circle is moving." in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_checkpoints_are_small_and_say_what_they_are() -> None:
