@@ -18,6 +18,7 @@ import openai
 import pytest
 
 from aura_omni import nano
+from aura_omni.errors import CheckpointError
 from aura_omni.flow import SILENT_TEXT, Message, Text, Video
 from aura_omni.media.video import CHUNK_FPS, video_of
 from tests.nano import shown
@@ -209,6 +210,11 @@ def test_the_clients_of_the_examples_get_the_answer_of_the_readme(server: Server
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
         assert done.stdout.splitlines()[0] == "The red circle is moving.", done.stderr
     assert "The red circle is moving." in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_checkpoint_that_does_not_ship_is_refused_with_those_that_do() -> None:
+    with pytest.raises(CheckpointError, match=r"'nano:tts'; there are nano:asr, nano:aura, tiny:asr"):
+        nano.folder_of("nano:tts")
 
 
 def test_the_checkpoints_are_small_and_say_what_they_are() -> None:
