@@ -1,6 +1,6 @@
 """The small checkpoints of the package, by name in a deploy file.
 
-`nano:asr`, `nano:aura`, `nano:tts` are trained: they hear, see and speak in a small world (`training/README.md`) and ship as files.
+`nano:asr`, `nano:aura` are trained: they hear and see a small world (`training/README.md`) and ship as files.
 `tiny:NAME` is a random one of the same layout, written to the user's cache on first use: every line that serves the real
 models runs in a moment, and the words mean nothing.
 """
