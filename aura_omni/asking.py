@@ -1,6 +1,6 @@
 """What a program asks of a pipeline without a server: whole answers, or events as they are made.
 
-    with Pipeline.load("nano.yaml") as pipeline:
+    with Pipeline.load("aura_omni.yaml") as pipeline:
         answer = pipeline.chat("What do you see?", video="clip.mp4")
         print(answer.text)
         answer.save("answer.wav")

@@ -99,7 +99,7 @@ def assemble(config: Config, report: Report = unreported) -> Stages:
     Raises CheckpointError, DoesNotFit or ConfigError; what can be known from configurations alone is refused before weights are
     read.
     """
-    if any(nano.is_packaged(stage.model) for stage in config.stages):
+    if any(nano.is_random(stage.model) for stage in config.stages):
         log.warning("%s", nano.NOTICE)
     sites = {stage.name: _site(stage) for stage in config.stages}
     pages = _share_out(list(sites.values()))

@@ -6,7 +6,7 @@ Events are deltas unless they say "whole". A Turn sends any number of events and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -236,6 +236,17 @@ def _check_token_ids(tokens: Iterable[int], name: str) -> None:
 
 StageName = Literal["asr", "aura", "talker", "code2wav"]
 STAGES: tuple[StageName, ...] = ("asr", "aura", "talker", "code2wav")
+
+
+def why_mute(stages: Sequence[StageName]) -> str:
+    """Why a pipeline of these stages, of which none is a Talker, does not speak, and what would."""
+    if "aura" not in stages:
+        return f"this server does not speak; its stages are {', '.join(stages)}"
+    return (
+        "the voice of this server is switched off: its deploy file says enabled: false for the Talker and Code2Wav, so it "
+        'answers in text (modalities ["text"]). To hear answers, serve real checkpoints (aura-omni serve --deploy-config '
+        "aura_omni.yaml), or enable both in a copy of the deploy file with the model of a Qwen3-TTS"
+    )
 
 
 @dataclass(frozen=True, slots=True)

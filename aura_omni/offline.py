@@ -13,7 +13,17 @@ from tqdm import tqdm
 
 from aura_omni.config import Config, narrowed
 from aura_omni.errors import AuraError, BadRequest
-from aura_omni.flow import SILENT_TEXT, VOICE_RATE, AudioChunk, Event, StageName, TextDelta, TranscriptFormat, Voice
+from aura_omni.flow import (
+    SILENT_TEXT,
+    VOICE_RATE,
+    AudioChunk,
+    Event,
+    StageName,
+    TextDelta,
+    TranscriptFormat,
+    Voice,
+    why_mute,
+)
 from aura_omni.heard import Heard, failure
 from aura_omni.media.encoder import AudioFormat, encode, start
 from aura_omni.media.formats import audio_format_of_file
@@ -75,6 +85,9 @@ def transcribe(arguments: argparse.Namespace, config: Config) -> int:
 def chat(arguments: argparse.Namespace, config: Config) -> int:
     text = _text(arguments.text)
     output = _Output.of(arguments.output) if arguments.output else None
+    stages = [stage.name for stage in config.stages]
+    if output is not None and "talker" not in stages:
+        raise BadRequest(why_mute(stages), param="output")
     with Pipeline.load(config) as pipeline:
         events = pipeline.chat_events(
             text,

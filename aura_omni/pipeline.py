@@ -36,6 +36,7 @@ from aura_omni.flow import (
     Voice,
     VoiceTask,
     unreported,
+    why_mute,
 )
 from aura_omni.media.audio import resample
 from aura_omni.media.level import may_be_speech
@@ -117,8 +118,9 @@ class Pipeline(Asking):
             raise Unavailable(self.reason)
         planner = self._planners.get(request.part)
         if planner is None:
-            does = "speak" if request.part == "speech" else "listen"
-            raise BadRequest(f"this server does not {does} (pipeline {self.config.pipeline})", param="part")
+            if request.part == "speech":
+                raise BadRequest(why_mute(self.stages), param="part")
+            raise BadRequest(f"this server does not listen (pipeline {self.config.pipeline})", param="part")
         plan = planner.plan(request)
         turn = Turn(
             plan,

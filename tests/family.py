@@ -43,8 +43,8 @@ def family() -> Path:
     return folder
 
 
-def config(tts: str = "tts_custom_voice", *, pipeline: str = "nano.yaml", **stages: Mapping[str, Any]) -> Config:
-    """nano.yaml over the family; stages: fields of single stages by name, as in `config(talker={"max_num_seqs": 2})`."""
+def config(tts: str = "tts_custom_voice", *, pipeline: str = "tiny.yaml", **stages: Mapping[str, Any]) -> Config:
+    """tiny.yaml over the family; stages: fields of single stages by name, as in `config(talker={"max_num_seqs": 2})`."""
     names = {"qwen3_tts.yaml": ("talker", "code2wav"), "qwen3_asr.yaml": ("asr",)}.get(
         pipeline, ("asr", "aura", "talker", "code2wav")
     )

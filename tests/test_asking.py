@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -173,17 +174,25 @@ def test_after_the_block_the_engine_is_stopped():
     assert not pipeline.ready
 
 
-def test_the_example_runs(tmp_path):
+def example(folder: Path, *arguments: str) -> list[str]:
     root = DATA.parents[1]
     done = subprocess.run(
-        [sys.executable, root / "examples/offline.py"],
-        cwd=tmp_path,
+        [sys.executable, root / "examples/offline.py", *arguments],
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": str(root)},
         capture_output=True,
         text=True,
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].endswith(" s")
+    return done.stdout.splitlines()
+
+
+def test_the_example_hears_and_sees(tmp_path):
+    assert example(tmp_path) == ["['What is moving?'] The red circle is moving.", "What is moving?"]
+
+
+def test_the_example_speaks_where_there_is_a_voice(tmp_path):
+    assert example(tmp_path, "tiny.yaml")[-1].endswith(" s")
     assert decode_audio((tmp_path / "morning.mp3").read_bytes(), max_s=9).duration_s > 0.1
     assert decode_audio((tmp_path / "answer.wav").read_bytes(), max_s=9).duration_s > 0.05

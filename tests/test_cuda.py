@@ -26,13 +26,13 @@ CUDA = torch.device("cuda")
 
 
 def config(*, eager: bool) -> Config:
-    """nano.yaml over the tiny family in float32, on the GPU."""
+    """tiny.yaml over the tiny family in float32, on the GPU."""
     folders = ("asr", "aura", "tts_custom_voice", "tts_custom_voice")
     overrides = {
         str(number): {"model": str(family() / folder), "dtype": "float32", "gpu_memory_utilization": 0.03}
         for number, folder in enumerate(folders)
     }
-    options = Options(deploy_config="nano.yaml", stage_overrides=json.dumps(overrides), enforce_eager=eager or None)
+    options = Options(deploy_config="tiny.yaml", stage_overrides=json.dumps(overrides), enforce_eager=eager or None)
     return load(options, environ={}, platform="cuda")
 
 

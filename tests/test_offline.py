@@ -26,8 +26,8 @@ VOICE, CLIP = str(DATA / "human_a.wav"), str(DATA / "bikes.mp4")
 
 @pytest.fixture(scope="module")
 def deploy(tmp_path_factory) -> str:
-    text = (ROOT / "aura_omni/deploy/nano.yaml").read_text()
-    for name, home in (("nano:asr", "asr"), ("nano:aura", "aura"), ("nano:tts", "tts_custom_voice")):
+    text = (ROOT / "aura_omni/deploy/tiny.yaml").read_text()
+    for name, home in (("tiny:asr", "asr"), ("tiny:aura", "aura"), ("tiny:tts", "tts_custom_voice")):
         text = text.replace(name, str(family() / home))
     file = tmp_path_factory.mktemp("offline") / "family.yaml"
     file.write_text(text)

@@ -6,7 +6,6 @@ import base64
 import io
 import json
 import re
-import socket
 import struct
 import subprocess
 import sys
@@ -22,37 +21,11 @@ import pytest
 from aura_omni.flow import SILENT_TEXT
 from aura_omni.media.audio import decode_audio
 from tests.family import DATA, family
+from tests.served import Server
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples/online_serving/aura_omni"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-
-
-class Server:
-    """`python -m aura_omni serve ...` on a free port of this machine."""
-
-    def __init__(self, *arguments: str, log: Path) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            self.port = listener.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.log = log
-        command = [sys.executable, "-m", "aura_omni", "serve", *arguments, "--port", str(self.port)]
-        self.process = subprocess.Popen(command, cwd=ROOT, stdout=log.open("w"), stderr=subprocess.STDOUT)
-
-    def wait(self) -> Server:
-        for _ in range(600):
-            assert self.process.poll() is None, self.log.read_text()
-            try:
-                if httpx.get(f"{self.url}/health").status_code == 200:
-                    return self
-            except httpx.TransportError:
-                pass
-            time.sleep(0.1)
-        raise AssertionError(self.log.read_text())
-
-    def stop(self) -> None:
-        self.process.terminate()
-        self.process.wait(20)
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +33,8 @@ def server(tmp_path_factory):
     """The reference command line, with the tiny family in the place of the published checkpoints."""
     folder = tmp_path_factory.mktemp("serve")
     deploy = folder / "aura_omni.yaml"
-    text = (ROOT / "aura_omni/deploy/nano.yaml").read_text()
-    for name, home in (("nano:asr", "asr"), ("nano:aura", "aura"), ("nano:tts", "tts_custom_voice")):
+    text = (ROOT / "aura_omni/deploy/tiny.yaml").read_text()
+    for name, home in (("tiny:asr", "asr"), ("tiny:aura", "aura"), ("tiny:tts", "tts_custom_voice")):
         text = text.replace(name, str(family() / home))
     deploy.write_text(text)
     command = [
@@ -473,15 +446,15 @@ def test_the_readme_python_runs(server, tmp_path):
     assert done.stdout.strip()
 
 
-def test_serve_alone_starts_the_tiny_family_and_says_what_it_is(tmp_path, monkeypatch):
+def test_the_tiny_family_says_what_it_is(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    server = Server(log=tmp_path / "log")
+    server = Server("--deploy-config", "tiny.yaml", log=tmp_path / "log")
     try:
         server.wait()
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
-            assert [model.id for model in client.models.list()] == ["aura-nano"]
+            assert [model.id for model in client.models.list()] == ["aura-tiny"]
             choice = client.chat.completions.create(
-                model="aura-nano", messages=[{"role": "user", "content": "hello"}]
+                model="aura-tiny", messages=[{"role": "user", "content": "hello"}]
             ).choices[0]
             assert choice.message.content
     finally:

@@ -41,7 +41,7 @@ class MediaConfig(MediaLimits):
 class StageConfig:
     name: StageName
     stage_id: int
-    model: str  # a folder, a hub id, or "nano:..."
+    model: str  # a folder, a hub id, or "nano:..." or "tiny:..."
     revision: str | None
     device: int  # CUDA device number; on a machine without CUDA the stage runs on the CPU
     dtype: Dtype  # auto: bfloat16 on CUDA, float32 on the CPU

@@ -10,6 +10,7 @@ from pathlib import Path
 from aura_omni.config.config import Config, Options, PipelineName, Platform
 from aura_omni.config.load import PIPELINES, load
 from aura_omni.errors import ConfigError
+from aura_omni.flow import why_mute
 
 
 def platform(environ: Mapping[str, str]) -> Platform:
@@ -29,6 +30,8 @@ def narrowed(config: Config, pipeline: PipelineName) -> Config:
     names = PIPELINES[pipeline].stages
     stages = tuple(stage for stage in config.stages if stage.name in names)
     missing = [name for name in names if name not in [stage.name for stage in stages]]
+    if "talker" in missing:
+        raise ConfigError(why_mute([stage.name for stage in config.stages]))
     if missing:
         raise ConfigError(f"{config.deploy.name} (pipeline {config.pipeline}) has no {', no '.join(missing)}")
     return replace(config, pipeline=pipeline, stages=stages)

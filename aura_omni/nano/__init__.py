@@ -1,7 +1,8 @@
-"""The small checkpoints of the package, named `nano:asr`, `nano:aura` and `nano:tts` in a deploy file.
+"""The small checkpoints of the package, by name in a deploy file.
 
-No trained ones exist yet. Until they do, a name stands for a tiny random checkpoint in the real file layout, written to
-the user's cache on first use: every line that serves the real models runs, and the words mean nothing.
+`nano:asr`, `nano:aura` are trained: they hear and see a small world (`training/README.md`) and ship as files.
+`tiny:NAME` is a random one of the same layout, written to the user's cache on first use: every line that serves the real
+models runs in a moment, and the words mean nothing.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from safetensors import SafetensorError
 
 from aura_omni.errors import CheckpointError
 
-SCHEME = "nano:"
+NANO, TINY = "nano:", "tiny:"
 NOTICE = (
-    "the nano checkpoints are random weights: the server works, but its words and sounds mean nothing. "
-    "Name real checkpoints in a deploy file to get answers."
+    "tiny: checkpoints are random weights: the server works, but its words and sounds mean nothing. "
+    "Name nano: or real checkpoints in a deploy file to get answers."
 )
+CHECKPOINTS = Path(__file__).parent / "checkpoints"
 _SEED = 3  # of those tried the first whose model meets the sample question with words, not with silence
 _FOLDERS = {
     "asr": "asr",
@@ -30,17 +32,24 @@ _FOLDERS = {
 }
 
 
+def is_random(model: str) -> bool:
+    return model.startswith(TINY)
+
+
 def is_packaged(model: str) -> bool:
-    return model.startswith(SCHEME)
+    return model.startswith((NANO, TINY))
 
 
 def folder_of(model: str) -> Path:
-    """The folder that `nano:NAME` stands for, written first if need be (about a second)."""
-    name = model.removeprefix(SCHEME)
-    if name not in _FOLDERS:
-        raise CheckpointError(
-            f"there is no packaged checkpoint {model!r}; there are {', '.join(SCHEME + known for known in _FOLDERS)}"
-        )
+    """The folder of `nano:NAME`, or of `tiny:NAME`, written first if need be (about a second). Raises CheckpointError."""
+    scheme, _, name = model.partition(":")
+    trained = sorted(folder.name for folder in CHECKPOINTS.iterdir() if folder.is_dir())
+    known = trained if scheme + ":" == NANO else list(_FOLDERS)
+    if name not in known:
+        there_are = ", ".join([*(NANO + each for each in trained), *(TINY + each for each in _FOLDERS)])
+        raise CheckpointError(f"there is no packaged checkpoint {model!r}; there are {there_are}")
+    if scheme + ":" == NANO:
+        return CHECKPOINTS / name
     home = _cache() / f"tiny-{_fingerprint()}"
     try:
         if not home.is_dir():

@@ -11,8 +11,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Send
 
-from aura_omni.errors import AuraError, BadRequest, Unavailable
-from aura_omni.flow import Playback, StageName, TurnRequest
+from aura_omni.errors import AuraError, BadRequest, Unavailable, UnsupportedOption
+from aura_omni.flow import Playback, StageName, TurnRequest, why_mute
 from aura_omni.media.budget import Budget
 from aura_omni.media.formats import audio_format_of
 from aura_omni.server.answer import EVENT_STREAM, WhileConnected, send_whole, served_model, stream_turn, whole_turn
@@ -77,6 +77,8 @@ def _modalities(given: Any, stages: Sequence[StageName]) -> frozenset[str]:
     if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
         raise BadRequest('modalities must be a list of strings, e.g. ["text", "audio"]', param="modalities")
     refused = [name[:60] for name in given if name not in possible]
+    if "audio" in refused:
+        raise UnsupportedOption(why_mute(stages), param="modalities")
     if refused or not given:
         raise BadRequest(
             f"Unsupported output modalities {refused[:3]}; supported: {', '.join(possible)}", param="modalities"

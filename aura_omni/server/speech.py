@@ -34,6 +34,7 @@ from aura_omni.flow import (
     TurnRequest,
     Usage,
     checked_sampling,
+    why_mute,
 )
 from aura_omni.media.budget import Budget
 from aura_omni.media.formats import audio_format_of
@@ -64,7 +65,7 @@ def router(pipeline: Pipeline, media: MediaReader) -> APIRouter:
         if not pipeline.ready:
             raise Unavailable(pipeline.reason)
         if "talker" not in pipeline.stages:
-            raise NotFound(f"this server does not speak; its stages are {', '.join(pipeline.stages)}")
+            raise NotFound(why_mute(pipeline.stages))
 
     @routes.post("/v1/audio/speech", openapi_extra=documented(SpeechRequest))
     async def speech(request: Request) -> Response:

@@ -17,7 +17,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from aura_omni.errors import BadMedia, BadRequest, BadVoice, NotFound, Unavailable, UnsupportedOption
-from aura_omni.flow import Audio, Event, TurnRequest, Voice
+from aura_omni.flow import Audio, Event, TurnRequest, Voice, why_mute
 from aura_omni.media.audio import decode_audio
 from aura_omni.media.level import may_be_speech
 from aura_omni.server.around import Around
@@ -88,7 +88,7 @@ def router(pipeline: Pipeline, store: VoiceStore | None) -> APIRouter:
         if not pipeline.ready:
             raise Unavailable(pipeline.reason)
         if "talker" not in pipeline.stages:
-            raise NotFound(f"this server does not speak; its stages are {', '.join(pipeline.stages)}")
+            raise NotFound(why_mute(pipeline.stages))
 
     def kept() -> VoiceStore:
         check_speaks()

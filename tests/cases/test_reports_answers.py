@@ -18,7 +18,7 @@ from aura_omni.flow import FRAME_S, AudioChunk, Ended, Event, TextDelta, TurnReq
 from tests.cases.conftest import Served
 from tests.server.fake import FakePipeline, serving, tone
 
-HELLO: dict[str, Any] = {"model": "aura-nano", "messages": [{"role": "user", "content": "Hello?"}], "max_tokens": 8}
+HELLO: dict[str, Any] = {"model": "aura-tiny", "messages": [{"role": "user", "content": "Hello?"}], "max_tokens": 8}
 MINUTE = round(60 / FRAME_S)  # frames
 
 

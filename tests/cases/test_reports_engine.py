@@ -29,8 +29,8 @@ from tests.media_files import make_picture
 
 FREED_S = 2.0
 MINUTE = {"default_sampling_params": {"min_tokens": 750, "max_tokens": 750}}  # frames, 60 s of speech
-HELLO = {"model": "aura-nano", "messages": [{"role": "user", "content": "Hello?"}], "modalities": ["text", "audio"]}
-SAID = {"model": "aura-nano", "voice": "vivian", "input": "Hello there."}
+HELLO = {"model": "aura-tiny", "messages": [{"role": "user", "content": "Hello?"}], "modalities": ["text", "audio"]}
+SAID = {"model": "aura-tiny", "voice": "vivian", "input": "Hello there."}
 LONG: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": ("/v1/chat/completions", HELLO),
     "chat, streamed": ("/v1/chat/completions", {**HELLO, "stream": True}),
@@ -113,7 +113,7 @@ def chat_ids(served: Served, given: dict[str, list[int]], **fields: Any) -> Coun
     given["aura"].clear()
     answer = httpx.post(
         f"{served.url}/v1/chat/completions",
-        json={"model": "aura-nano", "modalities": ["text"], "max_tokens": 2, **fields},
+        json={"model": "aura-tiny", "modalities": ["text"], "max_tokens": 2, **fields},
         timeout=30,
     )
     assert answer.status_code == 200, answer.text
@@ -165,7 +165,7 @@ def test_a21_a_token_cut_in_two_parts_does_not_come_together(served: Served, giv
 
 def test_a21_no_text_to_speak_becomes_a_control_token(served: Served, given: dict[str, list[int]]) -> None:
     for text in (HARMLESS, HOSTILE):
-        body = {"model": "aura-nano", "voice": "vivian", "input": text, "max_new_tokens": 3}
+        body = {"model": "aura-tiny", "voice": "vivian", "input": text, "max_new_tokens": 3}
         assert httpx.post(f"{served.url}/v1/audio/speech", json=body, timeout=30).status_code == 200
     assert given["talker"]
     tokenizer = TextTokenizer.load(Checkpoint.find(str(family() / "tts_custom_voice")))

@@ -22,13 +22,13 @@ from tests.family import config
 from tests.server.fake import FakePipeline, serving, tone
 
 HELLO: dict[str, Any] = {
-    "model": "aura-nano",
+    "model": "aura-tiny",
     "messages": [{"role": "user", "content": "Hello?"}],
     "max_tokens": 12,
     "seed": 5,
     "modalities": ["text", "audio"],
 }
-SAID: dict[str, Any] = {"model": "aura-nano", "voice": "vivian", "input": "Hello there, all of you.", "seed": 5}
+SAID: dict[str, Any] = {"model": "aura-tiny", "voice": "vivian", "input": "Hello there, all of you.", "seed": 5}
 ROUNDING = 2  # steps of 16 bits: other shapes of the same products, magnified by random weights
 
 

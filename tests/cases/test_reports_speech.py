@@ -40,7 +40,7 @@ def longest_s(text: str) -> float:
 
 @pytest.mark.parametrize("text", SHORT)
 def test_a16_speech_of_a_short_text_ends_soon_and_says_that_it_was_stopped(endless: Served, text: str) -> None:
-    body = {"model": "aura-nano", "voice": "vivian", "input": text}
+    body = {"model": "aura-tiny", "voice": "vivian", "input": text}
     answer = httpx.post(f"{endless.url}/v1/audio/speech", json=body, timeout=60)
     assert answer.status_code == 200
     assert decode_audio(answer.content, max_s=90).duration_s <= longest_s(text)
@@ -49,7 +49,7 @@ def test_a16_speech_of_a_short_text_ends_soon_and_says_that_it_was_stopped(endle
 
 def test_a16_in_a_chat_the_reason_stands_beside_the_text(endless: Served) -> None:
     (choice,) = endless.client.chat.completions.create(
-        model="aura-nano", messages=[{"role": "user", "content": "Hi"}], max_tokens=2
+        model="aura-tiny", messages=[{"role": "user", "content": "Hi"}], max_tokens=2
     ).choices
     sound = decode_audio(base64.b64decode(choice.message.audio.data), max_s=90)
     assert sound.duration_s <= longest_s(choice.message.content)
@@ -59,7 +59,7 @@ def test_a16_in_a_chat_the_reason_stands_beside_the_text(endless: Served) -> Non
 def test_a16_a_long_text_has_a_long_budget(endless: Served) -> None:
     """Tight caps clip slow speech: there is room for four times as much as a text needs."""
     words = "Every word of this sentence has its time. " * 3
-    body = {"model": "aura-nano", "voice": "vivian", "input": words}
+    body = {"model": "aura-tiny", "voice": "vivian", "input": words}
     answer = httpx.post(f"{endless.url}/v1/audio/speech", json=body, timeout=60)
     assert decode_audio(answer.content, max_s=90).duration_s >= 0.4 * len(words.split())
 
@@ -80,7 +80,7 @@ def spoken(served: Served, given: dict[str, list[int]], monkeypatch: pytest.Monk
         monkeypatch.setattr(AuraStage, "reader", lambda *_: Script(text))
         length, frames = len(text), len(text) + 40  # the Talker still speaks when the last of the text comes
         body = {
-            "model": "aura-nano",
+            "model": "aura-tiny",
             "messages": [{"role": "user", "content": "What is the plan?"}],
             "sampling_params_list": [
                 {},

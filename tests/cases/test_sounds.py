@@ -104,7 +104,7 @@ def test_m18_where_nobody_speaks_nothing_is_heard_and_nothing_answered(
     assert (heard.text, heard.language, heard.duration) == ("", "", 5.0)
     content = [url_part("audio", make())]
     answer = served.client.chat.completions.create(
-        model="aura-nano", messages=[{"role": "user", "content": content}], modalities=["text", "audio"]
+        model="aura-tiny", messages=[{"role": "user", "content": content}], modalities=["text", "audio"]
     )
     assert answer.choices[0].message.content == SILENT_TEXT
     assert answer.choices[0].message.audio is None

@@ -98,7 +98,7 @@ def test_keys_without_use_are_named_once_with_the_reason():
     assert len(notes) == len(set(notes))
 
 
-@pytest.mark.parametrize("name", ["aura_omni", "nano.yaml", "vllm_omni/deploy/aura_omni.yaml", "nano.yml"])
+@pytest.mark.parametrize("name", ["aura_omni", "tiny.yaml", "vllm_omni/deploy/aura_omni.yaml", "tiny.yml"])
 def test_packaged_files_are_found_by_name_and_load_without_notes_of_their_own(name):
     config = loaded(deploy_config=name)
     assert config.pipeline == "aura_omni"
@@ -242,7 +242,8 @@ def test_stage_without_a_checkpoint_is_refused():
 
 def test_without_anything_the_small_checkpoints_are_served():
     config = loaded()
-    assert [stage.model for stage in config.stages] == ["nano:asr", "nano:aura", "nano:tts", "nano:tts"]
+    assert [stage.model for stage in config.stages] == ["nano:asr", "nano:aura"]
+    assert any("answers are text, without speech" in note for note in config.notes)
     assert config.served_names == ("aura-nano",)
 
 
@@ -358,7 +359,7 @@ def test_media_flags_become_a_policy(tmp_path):
 
 
 def test_media_keys_of_the_file_reach_the_policy_and_are_printed(tmp_path):
-    path = written(tmp_path, "base_config: nano.yaml\nmedia: {max_pixels: 1000, timeout_s: 3, max_body_bytes: 5000}")
+    path = written(tmp_path, "base_config: tiny.yaml\nmedia: {max_pixels: 1000, timeout_s: 3, max_body_bytes: 5000}")
     config = loaded(deploy_config=path)
     assert (config.media.max_pixels, config.media.timeout_s, config.media.max_body_bytes) == (1000, 3.0, 5000)
     assert config.media.max_audio_s == 1200
@@ -377,7 +378,7 @@ def test_media_keys_of_the_file_reach_the_policy_and_are_printed(tmp_path):
 )
 def test_wrong_media_keys_are_refused_by_name(media, message, tmp_path):
     with pytest.raises(ConfigError) as refused:
-        loaded(deploy_config=written(tmp_path, f"base_config: nano.yaml\nmedia: {media}"))
+        loaded(deploy_config=written(tmp_path, f"base_config: tiny.yaml\nmedia: {media}"))
     assert message in refused.value.message
 
 
@@ -405,13 +406,13 @@ def test_wrong_speech_keys_are_refused_by_name(speech, message, tmp_path):
 
 
 def test_parts_of_a_kind_are_limited_where_no_stage_says_how_many(tmp_path):
-    path = written(tmp_path, "base_config: nano.yaml\nstages: [{stage_id: 1, limit_mm_per_prompt: {image: 500}}]")
+    path = written(tmp_path, "base_config: tiny.yaml\nstages: [{stage_id: 1, limit_mm_per_prompt: {image: 500}}]")
     assert loaded(deploy_config=path).media.limits == {"audio": 64, "image": 500, "video": 64}
 
 
 def test_keys_that_code2wav_has_no_use_for_are_noted_and_not_checked_against_others(tmp_path):
     keys = "{stage_id: 3, max_num_seqs: 8, max_num_batched_tokens: 2, max_model_len: 1}"
-    config = loaded(deploy_config=written(tmp_path, f"base_config: nano.yaml\nstages: [{keys}]"))
+    config = loaded(deploy_config=written(tmp_path, f"base_config: tiny.yaml\nstages: [{keys}]"))
     notes = [note for note in config.notes if "stage 3" in note]
     assert {note.partition(" ")[0] for note in notes} >= {"max_model_len", "max_num_batched_tokens"}
     assert all("accepted, not used" in note for note in notes)
@@ -421,7 +422,7 @@ def test_keys_that_code2wav_has_no_use_for_are_noted_and_not_checked_against_oth
 
 def test_known_names_are_listed_once(tmp_path):
     with pytest.raises(ConfigError) as refused:
-        loaded(deploy_config=written(tmp_path, "base_config: nano.yaml\nstages: [{stage_id: 1, qqqq: 2}]"))
+        loaded(deploy_config=written(tmp_path, "base_config: tiny.yaml\nstages: [{stage_id: 1, qqqq: 2}]"))
     names = refused.value.message.partition("known: ")[2].split(", ")
     assert len(names) == len(set(names)) > 10
 

@@ -21,9 +21,14 @@ def test_hidden_devices_make_a_cpu_platform(environ, found, monkeypatch):
 
 
 def test_narrowed_has_the_stages_of_one_pipeline_as_they_were():
-    whole = load_here(Options(deploy_config="nano.yaml"))
+    whole = load_here(Options(deploy_config="tiny.yaml"))
     speaks = narrowed(whole, "qwen3_tts")
     assert speaks.stages == whole.stages[2:]
     assert narrowed(whole, "qwen3_asr").stages == whole.stages[:1]
-    with pytest.raises(ConfigError, match=r"nano.yaml \(pipeline qwen3_tts\) has no asr"):
+    with pytest.raises(ConfigError, match=r"tiny.yaml \(pipeline qwen3_tts\) has no asr"):
         narrowed(speaks, "qwen3_asr")
+
+
+def test_a_deploy_file_whose_voice_is_off_says_so_to_who_wants_to_hear_it():
+    with pytest.raises(ConfigError, match=r"voice.*switched off.*--deploy-config aura_omni\.yaml"):
+        narrowed(load_here(Options(deploy_config="nano.yaml")), "qwen3_tts")

@@ -122,7 +122,7 @@ def test_a_broken_checkpoint_is_one_line_that_names_what_is_broken(name, change,
     change(tmp_path / name)
     model = {"model": str(tmp_path / name)}
     broken = {"talker": model, "code2wav": model} if name.startswith("tts") else {name: model}
-    pipeline = {"asr": "qwen3_asr.yaml", "aura": "nano.yaml"}.get(name, "qwen3_tts.yaml")
+    pipeline = {"asr": "qwen3_asr.yaml", "aura": "tiny.yaml"}.get(name, "qwen3_tts.yaml")
     with pytest.raises(CheckpointError, match=words) as caught:
         Pipeline.load(config(pipeline=pipeline, **broken))
     assert "\n" not in caught.value.message.strip()
@@ -132,4 +132,4 @@ def test_a_broken_checkpoint_is_one_line_that_names_what_is_broken(name, change,
 def test_a_cache_that_cannot_be_written_is_named_with_the_way_out(cache, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", cache)
     with pytest.raises(CheckpointError, match=f"{cache}.*XDG_CACHE_HOME"):
-        nano.folder_of("nano:asr")
+        nano.folder_of("tiny:asr")

@@ -164,7 +164,7 @@ CONSENT = {"name": "Ada", "consent": "yes"}
         ("GET", "/v1/audio/voices", {}, 200),
         ("DELETE", "/v1/audio/voices/Ada", {}, 200),
         ("GET", "/v1/models", {}, 200),
-        ("GET", "/v1/models/aura-nano", {}, 200),
+        ("GET", "/v1/models/aura-tiny", {}, 200),
         ("GET", "/live", {}, 200),
         ("GET", "/ready", {}, 200),
         ("GET", "/health", {}, 200),

@@ -266,7 +266,8 @@ def _action(random: Random, scene: Scene, *, quiet: float, watch: watches.Watch 
         wanted = _wanted(random, scene, watch)
         if wanted is not None:
             return wanted
-    kind = random.choices(("appear", "leave", "start", "stop", "turn"), (3, 2, 3, 1, 0.7))[0]
+    starts = 9 if scene.lesson else 3  # which way a thing moves is seldom asked and hard to see
+    kind = random.choices(("appear", "leave", "start", "stop", "turn"), (3, 2, starts, 1, 0.7))[0]
     if kind == "appear" and len(scene.things) < MOST:
         return Appear(*scene.pair())
     if not scene.things:

@@ -493,7 +493,16 @@ KINDS: dict[Callable[[Random, View], Asked | None], float] = {
     describe: 2.0, colour_of: 2.0, shape_of: 1.6, count: 2.2, exists: 1.4, where: 1.8, what_is_at: 1.5, size: 1.5, motion: 2.2,
     relation: 1.5, check: 0.8, changed: 1.5, card: 0.25,
 }  # fmt: skip
-LESSON = KINDS | {where: 3.2, what_is_at: 2.6, colour_of: 3.0, shape_of: 2.6, changed: 6.0, relation: 2.2, size: 2.0}
+LESSON = KINDS | {
+    where: 3.2,
+    what_is_at: 2.6,
+    colour_of: 3.0,
+    shape_of: 2.6,
+    changed: 6.0,
+    relation: 2.2,
+    size: 2.0,
+    motion: 6.0,
+}
 ON_A_CARD = {describe: 2.0, colour_of: 0.7, shape_of: 0.7, exists: 0.6, card: 3.0}
 
 # Of things whose colours have no names.

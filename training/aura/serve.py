@@ -12,6 +12,7 @@ import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -32,6 +33,11 @@ LOOKS = (
     Plan(256, 144, rounds=3), Plan(320, 240, rounds=3), Plan(640, 360, rounds=3), Plan(640, 480, still=True, frames=1, rounds=3),
     Plan(256, 192, frames=6, rounds=3),
 )  # fmt: skip
+
+
+class Answers(Protocol):
+    def answer(self, messages: list[Message], system: str | None) -> str | None:
+        """None: silence."""
 
 
 class Asked:
@@ -63,7 +69,7 @@ class Asked:
 
 
 def run(
-    asked: Asked, painter: Painter, plan: Plan, made: Dialogue, look: Look | None, tally: Tally, *, seed: int
+    asked: Answers, painter: Painter, plan: Plan, made: Dialogue, look: Look | None, tally: Tally, *, seed: int
 ) -> None:
     """One conversation, the model's own words in its history."""
     said: list[Message] = []

@@ -134,3 +134,8 @@ def noise(random: Random) -> str:
     if style < 0.35:
         return ""
     return text[0].upper() + text[1:] + random.choice(("", ".", "...")) if style < 0.7 else text
+
+
+def is_noise(text: str) -> bool:
+    """Whether a text is one of those that `noise` gives."""
+    return not text or text.lower().rstrip(".") in _NOISE

@@ -1,6 +1,7 @@
 """Ask an AURA server something by voice and camera, with the official `openai` client.
 
-    python openai_chat_completion_client.py                                  # the samples beside this file
+    python openai_chat_completion_client.py                                  # the shapes beside this file
+    python openai_chat_completion_client.py --audio-path sample_question.wav --video-path sample_clip.mp4
     python openai_chat_completion_client.py --audio-path q.wav --video-path https://example.com/clip.mp4
     python openai_chat_completion_client.py --prompt "What do you see?" --video-path clip.mp4 --stream
 
@@ -28,12 +29,14 @@ VOICE_RATE = 24_000  # Hz, of streamed samples
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="Ask an AURA server by voice and camera.",
-        epilog="Without --prompt, --audio-path and --video-path the samples beside this file are sent.",
+        epilog="Without --prompt, --audio-path and --video-path the shapes beside this file and a question are sent.",
     )
     parser.add_argument("--audio-path", help="spoken question: a file or a URL")
     parser.add_argument("--video-path", help="what the camera sees: a file or a URL")
     parser.add_argument("--prompt", help="written question")
-    parser.add_argument("--modalities", default="text,audio", help="what to answer with (default: %(default)s)")
+    parser.add_argument(
+        "--modalities", help='what to answer with, "text" or "text,audio" (default: whatever the server can)'
+    )
     parser.add_argument("--output-dir", type=Path, default=Path("aura_output"), help="default: %(default)s")
     parser.add_argument("--aura-system-prompt", help="replaces the server's instructions for live video")
     parser.add_argument("--tts-task-type", choices=["Base", "CustomVoice", "VoiceDesign"])
@@ -66,7 +69,7 @@ def as_url(source: str) -> str:
 def content(options: argparse.Namespace) -> list[dict[str, Any]]:
     audio, video = options.audio_path, options.video_path
     if audio is None and video is None and options.prompt is None:
-        audio, video = str(HERE / "sample_question.wav"), str(HERE / "sample_clip.mp4")
+        audio, video = str(HERE / "shapes_question.wav"), str(HERE / "shapes_clip.mp4")
     parts: list[dict[str, Any]] = []
     if video is not None:
         parts.append({"type": "video_url", "video_url": {"url": as_url(video)}})
@@ -97,9 +100,10 @@ def ask(client: openai.OpenAI, options: argparse.Namespace) -> tuple[str, bool]:
     request: dict[str, Any] = {
         "model": options.model or client.models.list().data[0].id,
         "messages": [{"role": "user", "content": content(options)}],
-        "modalities": [name.strip() for name in options.modalities.split(",")],
         "extra_body": {"additional_information": additional_information(options)},
     }
+    if options.modalities:
+        request["modalities"] = [name.strip() for name in options.modalities.split(",")]
     return (
         streamed(client, request, options.output_dir) if options.stream else whole(client, request, options.output_dir)
     )

@@ -4,14 +4,14 @@
 #   ./run_curl_multimodal_query.sh [PORT]
 #
 # Environment: HOST (localhost), PORT (8091), MODEL (the first that the server lists), AUDIO and VIDEO (files; the
-# samples beside this script), PROMPT (written question), OUTPUT_DIR (aura_output), OPENAI_API_KEY (none).
+# shapes beside this script and a question), PROMPT (written question), OUTPUT_DIR (aura_output), OPENAI_API_KEY (none).
 set -euo pipefail
 
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 url="http://${HOST:-localhost}:${1:-${PORT:-8091}}"
 output_dir="${OUTPUT_DIR:-aura_output}"
-audio="${AUDIO:-$here/sample_question.wav}"
-video="${VIDEO:-$here/sample_clip.mp4}"
+audio="${AUDIO:-$here/shapes_question.wav}"
+video="${VIDEO:-$here/shapes_clip.mp4}"
 authorization="Authorization: Bearer ${OPENAI_API_KEY:-none}"
 
 for file in "$audio" "$video"; do
@@ -57,7 +57,7 @@ content = [
 if os.environ["PROMPT"]:
     content.append({"type": "text", "text": os.environ["PROMPT"]})
 messages = [{"role": "user", "content": content}]
-json.dump({"model": os.environ["MODEL"], "modalities": ["text", "audio"], "messages": messages}, sys.stdout)
+json.dump({"model": os.environ["MODEL"], "messages": messages}, sys.stdout)
 PYTHON
 
 request "$scratch/answer.json" --header 'Content-Type: application/json' --data-binary "@$scratch/body.json" \
