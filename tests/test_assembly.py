@@ -5,13 +5,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from aura_omni.assembly import assemble
 from aura_omni.engine.loader import Checkpoint
 from aura_omni.engine.memory import StageNeeds, plan_pages
 from aura_omni.errors import CheckpointError, DoesNotFit
-from tests.family import config, family
+from tests.family import config, family, running
 
 
 def test_what_does_not_fit_is_refused_before_weights_are_read(monkeypatch):
@@ -81,3 +82,13 @@ def test_an_aura_that_could_never_be_silent_does_not_start(broken):
 def test_on_a_cpu_pages_follow_the_seats_and_not_the_memory():
     stages = assemble(config(aura={"max_num_seqs": 2, "max_model_len": 1024}))
     assert stages.ar_runners["aura"].counters.pages == 2 * 2 * 1024 // 16
+
+
+def test_small_models_on_a_cpu_compute_in_one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with running(config()) as pipeline:
+            assert pipeline.engine.call(torch.get_num_threads) == 1
+    finally:
+        torch.set_num_threads(before)
