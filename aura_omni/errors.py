@@ -8,9 +8,11 @@ AuraError                     500  internal_error
 │   └── PromptTooLong         400  context_length_exceeded
 ├── Unauthorized              401  invalid_api_key
 ├── Forbidden                 403  forbidden_media        a path or host outside the allow-list
+│   └── ForeignPage           403  forbidden_origin       a browser asks for a page that may not call
 ├── NotFound                  404  not_found
 │   └── ModelNotFound         404  model_not_found
 ├── MethodNotAllowed          405  method_not_allowed
+├── UploadTimedOut            408  request_timeout        the request itself did not arrive within its time
 ├── Conflict                  409  conflict               the name is taken by something else
 ├── TooLarge                  413  request_too_large
 ├── Overloaded                429  overloaded             admission limits; try again later
@@ -75,6 +77,10 @@ class Forbidden(AuraError):
     status, code, type = 403, "forbidden_media", "permission_error"
 
 
+class ForeignPage(Forbidden):
+    code = "forbidden_origin"
+
+
 class NotFound(AuraError):
     status, code, type = 404, "not_found", "not_found_error"
 
@@ -85,6 +91,10 @@ class ModelNotFound(NotFound):
 
 class MethodNotAllowed(AuraError):
     status, code, type = 405, "method_not_allowed", "invalid_request_error"
+
+
+class UploadTimedOut(AuraError):
+    status, code, type = 408, "request_timeout", "invalid_request_error"
 
 
 class Conflict(AuraError):

@@ -46,7 +46,7 @@ BELOW = {
 TOP = {"cli", "__main__", "__init__"}  # may import everything of ours
 
 WITHOUT_TORCH = {"errors", "flow", "config", "realtime", "spacing", "counters", "offline_flags", "cli", "__main__"}
-ONLY_IN_SERVER = {"fastapi", "starlette", "uvicorn"}
+ONLY_IN_SERVER = {"fastapi", "starlette", "uvicorn", "h11"}
 NOWHERE = {"transformers", "qwen_tts", "qwen_asr", "vllm", "vllm_omni"}
 
 # What a command or a rare path needs and every start would pay for.

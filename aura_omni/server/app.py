@@ -39,9 +39,11 @@ from aura_omni.errors import ConfigError, ModelNotFound, Unavailable, shown
 from aura_omni.flow import Report
 from aura_omni.media.fetch import MediaPolicy
 from aura_omni.server import chat, errors, speech, transcriptions, voices
-from aura_omni.server.cors import Cors
+from aura_omni.server.connection import Connection
+from aura_omni.server.cors import Cors, ForeignPages, Origins
 from aura_omni.server.deadline import Deadlines
 from aura_omni.server.docs_page import HEADERS, page
+from aura_omni.server.early import EarlyAnswers
 from aura_omni.server.errors import error_response
 from aura_omni.server.loading import LoadingPipeline
 from aura_omni.server.metrics import Counted, Metered, Metrics, metrics_router
@@ -97,11 +99,15 @@ def create_app(config: ServerConfig, pipeline: Pipeline) -> FastAPI:
     errors.install(app)
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
     app.add_middleware(Deadlines, longest_s=config.timeout_s)
+    origins = Origins(config.origins)
     if config.api_keys:
         app.add_middleware(ApiKeys, keys=config.api_keys)
+    else:
+        app.add_middleware(ForeignPages, origins=origins)
     app.add_middleware(Outermost)
     app.add_middleware(Counted, metrics=metrics)
-    app.add_middleware(Cors, origins=config.origins)  # added last, so around the others
+    app.add_middleware(Cors, origins=origins)
+    app.add_middleware(EarlyAnswers)  # added last, so around the others
     media = MediaReader(config.media, config.media_limits)
     for part in (chat, speech, transcriptions):
         app.include_router(part.router(pipeline, media))
@@ -169,6 +175,7 @@ class _Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
+                http=Connection,
                 log_level="warning",
                 access_log=False,
                 server_header=False,

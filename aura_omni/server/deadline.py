@@ -3,7 +3,8 @@
     app.add_middleware(Deadlines, longest_s=600.0)      # reads x-request-timeout
     deadline().at_s                                     # anywhere below: when the time of this request is over
 
-The time counts from the request's arrival. What ends then says TimedOut and frees every stage.
+The time counts from the request's arrival, so it also runs while its body comes: one that is not there by then is
+UploadTimedOut, 408, before any work. Later what ends then says TimedOut, 504, and frees every stage.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from aura_omni.errors import BadRequest, TimedOut, shown
+from aura_omni.errors import BadRequest, TimedOut, UploadTimedOut, shown
 from aura_omni.server.errors import refuse
 
 HEADER = "x-request-timeout"
@@ -43,6 +44,13 @@ class Deadline:
             "--request-timeout"
         )
 
+    def not_here(self) -> UploadTimedOut:
+        """The error of a request whose body is not there by then."""
+        whose = f"as {HEADER} asked" if self.asked else "the limit of this server (--request-timeout)"
+        return UploadTimedOut(
+            f"the body of the request was not there within {self.seconds:g} s, {whose}; send it faster, or send less"
+        )
+
 
 _NEVER = Deadline(math.inf, math.inf, asked=False)
 _current: ContextVar[Deadline] = ContextVar("deadline", default=_NEVER)
@@ -67,9 +75,24 @@ class Deadlines:
         except BadRequest as error:
             await refuse(error, scope, receive, send)
             return
-        token = _current.set(Deadline(asyncio.get_running_loop().time() + seconds, seconds, asked))
+        limit = Deadline(asyncio.get_running_loop().time() + seconds, seconds, asked)
+        whole = False
+
+        async def in_time() -> Message:
+            nonlocal whole
+            if whole:  # what comes now is the end of the connection, and it may take as long as the answer
+                return await receive()
+            try:
+                async with asyncio.timeout_at(limit.at_s):
+                    message = await receive()
+            except TimeoutError:
+                raise limit.not_here() from None
+            whole = not message.get("more_body", False)
+            return message
+
+        token = _current.set(limit)
         try:
-            await self.app(scope, receive, send)
+            await self.app(scope, in_time, send)
         finally:
             _current.reset(token)
 

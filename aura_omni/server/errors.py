@@ -24,6 +24,7 @@ from aura_omni.errors import (
     Unauthorized,
     Unavailable,
     UnsupportedOption,
+    UploadTimedOut,
 )
 
 _LOG = logging.getLogger(__name__)
@@ -45,8 +46,8 @@ def error_response(error: AuraError, more: Mapping[str, Any] | None = None) -> J
     for kind, seconds in _RETRY_AFTER_S.items():
         if isinstance(error, kind):
             headers["retry-after"] = str(seconds)
-    if isinstance(error, TimedOut):
-        headers["x-should-retry"] = "false"  # official clients would do all that work again
+    if isinstance(error, TimedOut | UploadTimedOut):
+        headers["x-should-retry"] = "false"  # official clients would do all that again, under the same limit
     if isinstance(error, Unauthorized):
         headers["www-authenticate"] = "Bearer"
     return JSONResponse({**error_body(error), **(more or {})}, status_code=error.status, headers=headers)

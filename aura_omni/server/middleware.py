@@ -92,7 +92,7 @@ class ApiKeys:
 
 
 class BodyLimit:
-    """Refuses bodies over a number of bytes, by Content-Length or, without one, as they arrive."""
+    """Refuses bodies over a number of bytes: by Content-Length before any of it came or, without one, as they arrive."""
 
     def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
         self.app = app
@@ -102,12 +102,8 @@ class BodyLimit:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        announced = int(headers.get("content-length", "0"))
+        announced = int(Headers(scope=scope).get("content-length", "0"))
         if announced > self._max_bytes:
-            # Most clients look for an answer only when they have sent all; one that waits for "100 Continue" does not
-            if "expect" not in headers:
-                await _discard(receive, self._max_bytes)
             await refuse(self._error(f"{announced:,} bytes"), scope, receive, send)
             return
         received = 0
@@ -127,11 +123,3 @@ class BodyLimit:
             f"the body is {size}; this server takes {self._max_bytes:,} bytes. Send a shorter clip, "
             "or raise media.max_body_bytes in the deploy file"
         )
-
-
-async def _discard(receive: Receive, max_bytes: int) -> None:
-    while max_bytes > 0:
-        message = await receive()
-        max_bytes -= len(message.get("body", b""))
-        if not message.get("more_body", False):
-            return

@@ -97,9 +97,7 @@ def router(pipeline: Pipeline, media: MediaReader) -> APIRouter:
         return WhileConnected(work)
 
     @routes.post("/v1/audio/translations")
-    async def translations(request: Request) -> Response:
-        async for _ in request.stream():  # a client that still sends would see a broken connection, not this answer
-            pass
+    async def translations() -> Response:
         raise UnsupportedOption(
             "this server does not translate; /v1/audio/transcriptions writes what is said in its own language"
         )

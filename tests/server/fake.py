@@ -33,6 +33,7 @@ from aura_omni.flow import (
     VoiceTask,
 )
 from aura_omni.server.app import ServerConfig, create_app
+from aura_omni.server.connection import Connection
 
 WAIT_S = 30.0  # no wait in these tests takes longer; most take milliseconds
 USAGE = Usage(
@@ -160,7 +161,12 @@ def serving(pipeline: FakePipeline, config: ServerConfig | None = None) -> Itera
     """A real uvicorn on a free port of the loopback; yields its URL and stops it."""
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(
-        uvicorn.Config(create_app(config or ServerConfig(), pipeline), log_level="error", timeout_graceful_shutdown=2)
+        uvicorn.Config(
+            create_app(config or ServerConfig(), pipeline),
+            http=Connection,
+            log_level="error",
+            timeout_graceful_shutdown=2,
+        )
     )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

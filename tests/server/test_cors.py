@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import httpx
 import pytest
 
 from aura_omni.config import Options, load
 from aura_omni.errors import ConfigError
 from aura_omni.server.app import ServerConfig
+from tests.server.conftest import wav_bytes
 from tests.server.fake import FakePipeline, serving
 
 PAGE = "https://app.example"
@@ -83,6 +88,54 @@ def test_only_the_origins_named_are_allowed(origins: tuple[str, ...], origin: st
         answer = httpx.get(f"{url}/v1/models", headers={"origin": origin})
     assert answer.status_code == 200
     assert answer.headers.get("access-control-allow-origin") == allowed
+
+
+FORM = {"file": ("a.wav", wav_bytes(), "audio/wav")}
+VOICE = {"data": {"name": "Ada", "consent": "yes"}, "files": {"audio_sample": ("a.wav", wav_bytes(2.0), "audio/wav")}}
+
+
+@pytest.mark.parametrize("origin", [PAGE, "null", "http://localhost.evil.example", "http://192.168.0.9:8091"])
+@pytest.mark.parametrize(
+    ("method", "path", "sent"),
+    [
+        ("POST", "/v1/audio/transcriptions", {"files": FORM}),
+        ("POST", "/v1/audio/voices", VOICE),
+        ("POST", "/v1/chat/completions", {"json": CHAT}),
+        ("POST", "/v1/chat/completions", {"content": json.dumps(CHAT), "headers": {"content-type": "text/plain"}}),
+        ("DELETE", "/v1/audio/voices/Eve", {}),
+    ],
+)
+def test_without_keys_a_foreign_page_changes_nothing(
+    origin: str, method: str, path: str, sent: dict[str, Any], tmp_path: Path
+) -> None:
+    pipeline = FakePipeline()
+    with serving(pipeline, ServerConfig(voices_dir=tmp_path)) as url:
+        headers = {**sent.get("headers", {}), "origin": origin}
+        answer = httpx.request(method, url + path, **{**sent, "headers": headers})
+    assert answer.status_code == 403
+    error = answer.json()["error"]
+    assert (error["code"], error["type"]) == ("forbidden_origin", "permission_error")
+    assert "--allowed-origins" in error["message"]
+    assert "access-control-allow-origin" not in answer.headers
+    assert not pipeline.requests
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("config", "headers"),
+    [
+        (ServerConfig(), {}),
+        (ServerConfig(), {"origin": "http://localhost:5173"}),
+        (ServerConfig(origins=(PAGE,)), {"origin": PAGE}),
+        (ServerConfig(origins=("*",)), {"origin": "null"}),
+        (ServerConfig(api_keys=("secret",), origins=("*",)), {"origin": PAGE, "authorization": "Bearer secret"}),
+    ],
+)
+def test_what_is_no_foreign_page_is_served(config: ServerConfig, headers: dict[str, str]) -> None:
+    with serving(FakePipeline(), config) as url:
+        chat = httpx.post(f"{url}/v1/chat/completions", json=CHAT, headers=headers)
+        form = httpx.post(f"{url}/v1/audio/transcriptions", files=FORM, headers=headers)
+    assert [chat.status_code, form.status_code] == [200, 200]
 
 
 @pytest.mark.parametrize(

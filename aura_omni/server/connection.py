@@ -1,0 +1,69 @@
+"""One connection of a client, before there is a request: its header must come in time, and be one.
+
+uvicorn has no limit for a header that never ends, and refuses what is no HTTP with a bare text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from aura_omni.errors import AuraError, BadRequest, UploadTimedOut
+from aura_omni.server.errors import error_body
+
+HEADER_S = 10.0  # from the connection, or from the first byte of a later request, to the end of its header
+
+
+class Connection(H11Protocol):
+    """uvicorn's, for `Config(http=Connection)`."""
+
+    _header_is_late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch_header()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch_header()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget_header()
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(BadRequest(msg))
+
+    def _watch_header(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._forget_header()
+        elif self._header_is_late is None:
+            self._header_is_late = self.loop.call_later(HEADER_S, self._close_late)
+
+    def _forget_header(self) -> None:
+        if self._header_is_late is not None:
+            self._header_is_late.cancel()
+            self._header_is_late = None
+
+    def _close_late(self) -> None:
+        begun = bool(self.conn.trailing_data[0])
+        if begun and not self.transport.is_closing() and self.conn.our_state is h11.IDLE:
+            self._refuse(
+                UploadTimedOut(f"the header of the request was not there within {HEADER_S:g} s; send it at once")
+            )
+        self.transport.close()
+
+    def _refuse(self, error: AuraError) -> None:
+        body = json.dumps(error_body(error)).encode()
+        headers = [
+            ("content-type", "application/json"),
+            ("content-length", str(len(body))),
+            ("connection", "close"),
+        ]
+        answer = (h11.Response(status_code=error.status, headers=headers), h11.Data(data=body), h11.EndOfMessage())
+        for event in answer:
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
