@@ -16,6 +16,7 @@ from av.audio.stream import AudioStream
 from av.container import InputContainer
 from av.error import FFmpegError
 from av.packet import Packet
+from av.stream import Disposition
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
@@ -24,6 +25,11 @@ from aura_omni.errors import BadMedia
 # FFmpeg also "demuxes" playlists and scripts that name further files and addresses; such formats could make the server
 # open them. So only self-contained ones are read.
 _CONTAINERS = "aac,ac3,aiff,amr,asf,au,avi,caf,eac3,flac,flv,gif,matroska,mov,mp3,mpeg,mpegts,ogg,w64,wav"
+
+_SUBTYPES = {
+    "aac": "aac", "ac3": "ac3", "amr": "amr", "flac": "flac", "mov": "mp4", "mp3": "mpeg", "mpeg": "mpeg", "ogg": "ogg", "wav": "wav",
+    "webm": "webm",
+}  # fmt: skip
 
 
 @contextmanager
@@ -46,6 +52,18 @@ def opened(data: bytes | BinaryIO, *, param: str | None) -> Iterator[InputContai
         ) from None
     with container:
         yield container
+
+
+def media_type_of(data: bytes, *, param: str | None) -> str:
+    """What a recording is, for example "audio/wav" or "video/mp4", whatever somebody calls it. Raises BadMedia as `opened`."""
+    with opened(data, param=param) as container:
+        form = container.format.name.partition(",")[0]
+        codecs = {stream.codec_context.name for stream in container.streams.audio if stream.codec_context is not None}
+        if form == "matroska" and codecs <= {"opus", "vorbis", "libopus"}:
+            form = "webm"
+        covers = Disposition.attached_pic  # the picture of a song
+        kind = "audio" if all(stream.disposition & covers for stream in container.streams.video) else "video"
+    return f"{kind}/{_SUBTYPES.get(form, f'x-{form}')}"
 
 
 def packets(container: InputContainer, stream: AudioStream | VideoStream) -> Iterator[Packet[Any]]:

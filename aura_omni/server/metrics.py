@@ -41,7 +41,9 @@ class Metrics:
 
         self.http_requests = counter("http_requests", "Answered requests", "endpoint", "code")
         self.failures = counter("request_failures", "Requests that ended with an error, also in a stream", "reason")
-        self.turns = counter("turns", "Ended turns: stop, length, silent, cancelled, error", "part", "outcome")
+        self.turns = counter(
+            "turns", "Ended turns: stop, length, loop, silence, silent, cancelled, error", "part", "outcome"
+        )
         self.first_text = seconds("time_to_first_token_seconds", "From a turn's start to its first text", "part")
         self.first_audio = seconds("time_to_first_audio_seconds", "From a turn's start to its first audio", "part")
         self.latency = seconds("e2e_request_latency_seconds", "From a turn's start to its end", "part")
@@ -79,9 +81,15 @@ class _Watched:
                     self._metrics.first_audio.labels(self._part).observe(passed_s)
                 self._metrics.audio_s.inc(len(event.samples) / VOICE_RATE)
             case Ended():
-                self._metrics.turns.labels(self._part, event.reason).inc()
+                self._metrics.turns.labels(self._part, _outcome(event)).inc()
                 self._metrics.latency.labels(self._part).observe(passed_s)
         self._sink(event)
+
+
+def _outcome(ended: Ended) -> str:
+    """How the text ended or, where that is well, the speech; speech without a word in it is no fault."""
+    cut = ended.reason == "stop" and ended.speech_reason not in (None, "empty")
+    return str(ended.speech_reason if cut else ended.reason)
 
 
 class Counted:

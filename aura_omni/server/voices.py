@@ -19,7 +19,9 @@ from fastapi import APIRouter, Request
 from aura_omni.errors import BadMedia, BadRequest, BadVoice, NotFound, Unavailable, UnsupportedOption
 from aura_omni.flow import Audio, Event, TurnRequest, Voice, why_mute
 from aura_omni.media.audio import decode_audio
+from aura_omni.media.container import media_type_of
 from aura_omni.media.level import may_be_speech
+from aura_omni.media.spoken import check_transcript
 from aura_omni.server.around import Around
 from aura_omni.server.forms import closed_after, read_form
 from aura_omni.server.schemas import VoiceUpload, documented
@@ -28,9 +30,9 @@ from aura_omni.server.voice_store import UploadedVoice, VoiceStore
 
 MAX_RECORDING_BYTES = 10 * 2**20
 LEAST_RECORDING_S, MAX_RECORDING_S = 1.0, 30.0
+_FILE = "audio_sample"
 _LONGEST_TEXT = 4_000  # characters
 _NAME = re.compile(r"[^\W_][\w .-]{0,62}[\w.-]|[^\W_]")
-_MEDIA_TYPE = re.compile(r"(audio|video|application)/[\w.+-]{1,60}")
 _NO_CONSENT = ("", "false", "0", "no", "none", "null")
 _DECODED = 16  # recordings kept decoded: at most 6 MB each
 
@@ -105,27 +107,29 @@ def router(pipeline: Pipeline, store: VoiceStore | None) -> APIRouter:
         usable = [voice.name for voice in uploaded] if pipeline.voice_task == "Base" else []
         return {"voices": [*pipeline.speakers, *usable], "uploaded_voices": [_shown(voice) for voice in uploaded]}
 
-    @routes.post("/v1/audio/voices", openapi_extra=documented(VoiceUpload, file="audio_sample"))
+    @routes.post("/v1/audio/voices", openapi_extra=documented(VoiceUpload, file=_FILE))
     async def upload(request: Request) -> dict[str, Any]:
         keeping = kept()
         way_out = f"Send {MAX_RECORDING_S:g} s of speech or less"
-        body, file = await read_form(
-            request, VoiceUpload, file="audio_sample", longest=MAX_RECORDING_BYTES, way_out=way_out
-        )
+        body, file = await read_form(request, VoiceUpload, file=_FILE, longest=MAX_RECORDING_BYTES, way_out=way_out)
         async with closed_after(file):
             recording = await file.read()
         name = _name(body.name, pipeline.speakers)
         consent = _consent(body.consent)
         ref_text = _text(body.ref_text, "ref_text")
         description = _text(body.speaker_description, "speaker_description")
-        declared = file.content_type or ""
 
         def keep() -> UploadedVoice:
+            sound = _checked_sound(recording)
+            if ref_text is not None:
+                check_transcript(
+                    ref_text, sound.duration_s, recording="the recording", way_out="leave it out to use only its sound"
+                )
             return keeping.add(
                 name=name,
                 recording=recording,
-                mime_type=declared if _MEDIA_TYPE.fullmatch(declared) else "application/octet-stream",
-                duration_s=_checked_sound(recording).duration_s,
+                mime_type=media_type_of(recording, param=_FILE),
+                duration_s=sound.duration_s,
                 consent=consent,
                 ref_text=ref_text,
                 speaker_description=description,
@@ -191,13 +195,12 @@ def _text(given: str | None, field: str) -> str | None:
 
 
 def _checked_sound(recording: bytes) -> Audio:
-    param = "audio_sample"
-    sound = decode_audio(recording, max_s=MAX_RECORDING_S, param=param)
+    sound = decode_audio(recording, max_s=MAX_RECORDING_S, param=_FILE)
     if sound.duration_s < LEAST_RECORDING_S:
         raise BadMedia(
             f"the recording lasts {sound.duration_s:.2f} s; a voice needs {LEAST_RECORDING_S:g} to {MAX_RECORDING_S:g} s",
-            param=param,
+            param=_FILE,
         )
     if not may_be_speech(sound.samples, sound.rate):
-        raise BadMedia("nobody speaks in the recording: it is silence or one steady sound", param=param)
+        raise BadMedia("nobody speaks in the recording: it is silence or one steady sound", param=_FILE)
     return sound

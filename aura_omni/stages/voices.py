@@ -18,6 +18,7 @@ from torch import Tensor
 
 from aura_omni.errors import BadVoice, CheckpointError
 from aura_omni.flow import VOICE_RATE, Audio, Voice, VoiceTask
+from aura_omni.media.spoken import check_transcript
 from aura_omni.models.fields import whole
 
 _TASKS: dict[str, VoiceTask] = {"base": "Base", "custom_voice": "CustomVoice", "voice_design": "VoiceDesign"}
@@ -40,9 +41,6 @@ _ISO_LANGUAGES = {
     "pt": "portuguese",
 }
 MAX_REFERENCE_S = 60
-# Speech has 3 to 8 syllables a second; these refuse only what is no transcript, pauses and slips of counting included.
-_LEAST_SYLLABLES_PER_S, _MOST_SYLLABLES_PER_S = 0.5, 15
-_SPARE_S, _SPARE_SYLLABLES = 4, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,23 +207,10 @@ class Voices:
                 "task Base needs ref_text, the transcript of ref_audio; or set x_vector_only to use only the voice's sound",
                 param="ref_text",
             )
-        self._check_transcript(voice.ref_text, voice.ref_audio.duration_s)
+        check_transcript(
+            voice.ref_text, voice.ref_audio.duration_s, way_out="set x_vector_only to use only the voice's sound"
+        )
         return "continue"
-
-    def _check_transcript(self, text: str, duration_s: float) -> None:
-        """A Talker that is to continue a recording with a transcript of something else says anything but its text."""
-        syllables = _syllables(text)
-        most = _SPARE_SYLLABLES + int(duration_s * _MOST_SYLLABLES_PER_S)
-        longest_s = _SPARE_S + syllables / _LEAST_SYLLABLES_PER_S
-        if syllables > most or duration_s > longest_s:
-            limit = (
-                f"at most {most} fit into it" if syllables > most else f"at most {longest_s:.0f} s of sound fit to them"
-            )
-            raise BadVoice(
-                f"ref_text is not what is said in ref_audio: it has about {syllables} syllables, the recording {duration_s:.1f} s; "
-                f"{limit}. Send its exact transcript, or set x_vector_only to use only the voice's sound",
-                param="ref_text",
-            )
 
     def check_reference(self, audio: Audio) -> None:
         samples = len(audio.samples) * VOICE_RATE // audio.rate
@@ -239,17 +224,6 @@ class Voices:
             raise BadVoice(
                 f"ref_audio is {audio.duration_s:.1f} s long; at most {MAX_REFERENCE_S} s are taken", param="ref_audio"
             )
-
-
-def _syllables(text: str) -> int:
-    """About how many: a character of a syllabic script is one, three letters of an alphabet are, and so is a digit."""
-    thirds = 0
-    for character in text:
-        if character.isdigit() or (character.isalpha() and character >= "\u2e80"):
-            thirds += 3
-        elif character.isalpha():
-            thirds += 1
-    return -(-thirds // 3)
 
 
 class ReferenceStore:

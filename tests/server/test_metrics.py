@@ -126,6 +126,20 @@ def test_silence_failures_and_cancellations_are_told_apart() -> None:
     assert counts == [2, 1, 1, 1]
 
 
+@pytest.mark.parametrize(
+    ("text", "speech", "outcome"),
+    [
+        ("stop", "stop", "stop"), ("stop", None, "stop"), ("stop", "empty", "stop"), ("stop", "length", "length"),
+        ("stop", "loop", "loop"), ("stop", "silence", "silence"), ("length", "stop", "length"), ("length", "loop", "length"),
+        ("silent", None, "silent"),
+    ],
+)  # fmt: skip
+def test_speech_that_was_cut_or_stopped_is_counted_as_that(text: Any, speech: Any, outcome: str) -> None:
+    with serving(FakePipeline(lambda _: [AudioChunk(tone(440, 1)), Ended(text, speech_reason=speech)])) as url:
+        httpx.post(f"{url}/v1/audio/speech", json={"input": "Hello."})
+        assert Read(url)("turns_total", part="speech", outcome=outcome) == 1
+
+
 def test_stages_show_what_they_have_in_hand() -> None:
     pipeline = FakePipeline()
     with serving(pipeline) as url:

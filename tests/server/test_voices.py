@@ -14,6 +14,7 @@ import pytest
 from aura_omni.media.audio import decode_audio
 from aura_omni.pipeline import Pipeline
 from aura_omni.server.app import ServerConfig
+from aura_omni.stages.pace import Pace
 from tests.family import DATA, config
 from tests.server.conftest import data_url, wav_bytes
 from tests.server.fake import FakePipeline, serving
@@ -42,7 +43,7 @@ def listed(client: openai.OpenAI) -> dict[str, Any]:
 
 
 def test_an_upload_is_listed_with_its_details_and_kept_over_a_restart(served: Served, tmp_path: Path) -> None:
-    voice = upload(served(Cloner(), kept_in(tmp_path)), ref_text="Hello.", speaker_description="calm")
+    voice = upload(served(Cloner(), kept_in(tmp_path)), ref_text="What is this?", speaker_description="calm")
     assert (voice.id, voice.name, voice.object, voice.type) == ("Ada", "Ada", "audio.voice", "audio_sample")
     assert voice.model_extra["success"] is True
     answer = listed(served(Cloner(), kept_in(tmp_path)))
@@ -57,7 +58,7 @@ def test_an_upload_is_listed_with_its_details_and_kept_over_a_restart(served: Se
         "mime_type": "audio/wav",
         "duration_s": pytest.approx(8.3, abs=0.1),
         "embedding_source": "audio",
-        "ref_text": "Hello.",
+        "ref_text": "What is this?",
         "speaker_description": "calm",
     }
 
@@ -136,6 +137,8 @@ def test_a_name_that_is_taken_is_a_conflict(served: Served, tmp_path: Path) -> N
         ({"name": "a" * 65}, RECORDING, 400, "name"),
         ({"name": "\n"}, RECORDING, 400, "name"),
         ({"ref_text": "x" * 5_000}, RECORDING, 400, "ref_text"),
+        ({"ref_text": "It was the best of times. " * 40}, RECORDING, 400, "ref_text"),
+        ({"ref_text": "Oh."}, RECORDING, 400, "ref_text"),
         ({"speaker_embedding": "[0.1]"}, RECORDING, 400, "speaker_embedding"),
         ({"prompt": "a calm voice", "type": "prompt"}, RECORDING, 400, "prompt"),
         ({"colour": "red"}, RECORDING, 400, "colour"),
@@ -161,6 +164,23 @@ def test_what_cannot_be_a_voice_is_refused_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_transcript_of_something_else_is_refused_with_both_numbers(served: Served, tmp_path: Path) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        upload(served(Cloner(), kept_in(tmp_path)), ref_text="It was the best of times. " * 40)
+    for phrase in ("254 syllables", "8.3 s", "at most 128", "leave it out"):
+        assert phrase in refused.value.message
+    assert refused.value.code == "invalid_voice"
+
+
+@pytest.mark.parametrize("declared", ["audio/mpeg", "text/html", "video/mp4"])
+def test_the_type_of_a_recording_is_what_it_is_and_not_what_it_is_called(tmp_path: Path, declared: str) -> None:
+    form = {"name": "Ada", "consent": "yes"}
+    with serving(Cloner(), kept_in(tmp_path)) as url:
+        sent = {"audio_sample": ("ada.mp3", RECORDING, declared)}
+        kept = httpx.post(f"{url}/v1/audio/voices", data=form, files=sent).json()["voice"]
+    assert kept["mime_type"] == "audio/wav"
+
+
 def test_without_a_folder_nothing_is_taken_and_the_answer_says_what_to_do(served: Served) -> None:
     client = served(Cloner())
     assert listed(client) == {"voices": [], "uploaded_voices": []}
@@ -178,8 +198,12 @@ def test_a_server_that_does_not_speak_has_no_voices(served: Served, tmp_path: Pa
 
 
 @pytest.mark.parametrize("ref_text", ["What is this?", None])
-def test_an_uploaded_voice_sounds_as_its_recording_sent_along(tmp_path: Path, ref_text: str | None) -> None:
+def test_an_uploaded_voice_sounds_as_its_recording_sent_along(
+    tmp_path: Path, ref_text: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On the tiny family: the whole way."""
+    # For a listener who has no time: else a machine slower than real time sends, and so decodes, other frames together.
+    monkeypatch.setitem(Pace.__init__.__kwdefaults__, "clock", lambda: 0.0)
     with (
         serving(Pipeline.load(config("tts_base")), kept_in(tmp_path)) as url,  # type: ignore[arg-type]
         openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client,
