@@ -145,10 +145,12 @@ class Speaker:
     # ------------------------------------------------------------ Talker and Code2Wav at work
 
     def _talk(self, spoken: _Speech) -> None:
-        talker, vocoder, voice = spoken.parts.talker, spoken.parts.vocoder, self._plan.request.voice
+        talker, vocoder, request = spoken.parts.talker, spoken.parts.vocoder, self._plan.request
         sampling = self._plan.sampling["talker"]
-        if voice.max_frames is not None:
-            sampling = replace(sampling, max_tokens=min(sampling.max_tokens, voice.max_frames))
+        if (longest := request.voice.max_frames) is not None:
+            # As every field of a request, over that of the deploy file; a request that says it twice gets the smaller.
+            also = request.sampling.get("talker", {}).get("max_tokens")
+            sampling = replace(sampling, max_tokens=longest if also is None else min(longest, also))
         if spoken.again and sampling.seed is not None:
             sampling = replace(sampling, seed=(sampling.seed + 1) % 2**63)
         prompt = talker.prompt(spoken.speaking, spoken.body, spoken.reference)

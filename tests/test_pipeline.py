@@ -1,5 +1,7 @@
 """What the pipeline refuses before the engine hears of it, and parts of a turn."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -97,6 +99,21 @@ def test_speech_of_a_text_is_how_an_answer_of_that_text_is_spoken(pipeline, whol
     np.testing.assert_allclose(speech.samples, answer.samples, atol=5e-5)
     assert speech.end.usage.audio_frames == 6
     assert [pipeline.parts.ar_runners[name].counters.steps for name in ("asr", "aura")] == before
+
+
+@pytest.mark.parametrize(("asked", "said"), [({}, 25), ({"max_frames": 40}, 40), ({"max_frames": 6}, 6)])
+def test_frames_that_a_request_allows_go_before_those_of_the_deploy_file(pipeline, asked, said):
+    request = speech_of("Hello there, all of you who listen to this.")
+    ended = ask(pipeline, dataclasses.replace(request, voice=Voice(**asked))).end
+    assert (ended.usage.audio_frames, ended.speech_reason) == (said, "length")
+
+
+def test_a_request_that_limits_its_frames_twice_gets_the_smaller_number(pipeline):
+    request = speech_of("Hello there.")
+    request = dataclasses.replace(
+        request, voice=Voice(max_frames=30), sampling={"talker": {"seed": 5, "max_tokens": 9}}
+    )
+    assert ask(pipeline, request).end.usage.audio_frames == 9
 
 
 def test_a_transcript_is_what_a_turn_hears_and_nothing_more(pipeline):

@@ -20,6 +20,7 @@ from starlette.requests import Request
 from aura_omni.errors import BadRequest, TooLarge, nearest
 from aura_omni.media.speed import MAX_SPEED, MIN_SPEED
 from aura_omni.server.errors import bad_request
+from aura_omni.server.twice import refuse_names_twice
 
 # flow.checked_sampling checks these, with their limits in its messages
 Number = Annotated[Any, WithJsonSchema({"type": ["number", "null"]})]
@@ -376,6 +377,7 @@ def _read(kind: type[B], body: bytes) -> B:
         data = pydantic_core.from_json(body, allow_inf_nan=False)
     except ValueError as error:
         raise BadRequest(f"the body is not JSON: {error}") from None
+    refuse_names_twice(body)
     if len(body) > MAX_CHARACTERS:
         characters = sum(_characters(data))
         if characters > MAX_CHARACTERS:

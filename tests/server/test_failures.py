@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import numpy as np
 import openai
 import pytest
 
 from aura_omni.errors import EngineError
 from aura_omni.flow import AudioChunk, Ended, Event, TextDelta, Transcript, TurnRequest
+from aura_omni.server.sound import Piece, SoundStream
 from tests.server.fake import WAIT_S, FakePipeline, FakeTurn, Pause, plain_answer, serving, tone
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello?"}]
@@ -150,6 +152,40 @@ def test_closing_the_connection_cancels_the_turn_within_a_second(script: Any, st
             assert not turn.cancelled.is_set()
             left_at_s = time.monotonic()
         assert_cancelled(turn, left_at_s)
+
+
+@pytest.mark.parametrize("form", ["mp3", "opus", "flac"])
+@pytest.mark.parametrize("stream_format", ["sse", "audio"])
+def test_a_turn_is_free_before_its_sound_is_encoded_when_the_client_leaves(
+    form: str, stream_format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    freed_first: list[bool] = []
+    encoding = threading.Event()
+    feed = SoundStream.feed
+
+    def slow_feed(sound: SoundStream, samples: np.ndarray) -> Iterator[Piece]:
+        if pipeline.turns and len(freed_first) == 0 and fed:  # the second chunk: the first has begun the answer
+            encoding.set()
+            freed_first.append(pipeline.turns[0].cancelled.wait(WAIT_S))
+        fed.append(1)
+        yield from feed(sound, samples)
+
+    def speaks(_: TurnRequest) -> Iterator[Event | Pause]:
+        yield AudioChunk(tone(440, 12))
+        yield AudioChunk(tone(440, 12))
+        yield Pause()
+        yield Ended("stop")
+
+    fed: list[int] = []
+    monkeypatch.setattr(SoundStream, "feed", slow_feed)
+    pipeline = FakePipeline(speaks)
+    with serving(pipeline) as url:
+        asked = {"input": "Hello.", "response_format": form, "stream_format": stream_format}
+        with httpx.stream("POST", f"{url}/v1/audio/speech", json=asked, timeout=WAIT_S) as answer:
+            next(answer.iter_raw())
+            assert encoding.wait(WAIT_S)
+        assert pipeline.turns[0].ended.wait(WAIT_S)
+    assert freed_first == [True]
 
 
 def test_a_client_that_drops_its_upload_is_no_event(caplog: pytest.LogCaptureFixture) -> None:
