@@ -258,25 +258,25 @@ class Asking(ABC):
         if isinstance(file, Audio):
             return file
         data = self._read(file, "audio")
-        return decode_audio(data, max_s=self.config.media.max_audio_s, budget=budget, param="audio")
+        with _named(file):
+            return decode_audio(data, max_s=self.config.media.max_audio_s, budget=budget, param="audio")
 
     def _video(self, file: Video | File, budget: Budget) -> Video:
         if isinstance(file, Video):
             return file
         limits = self.config.media
-        return decode_video(
-            self._read(file, "video"),
-            max_frames=limits.max_video_frames,
-            max_pixels=limits.max_pixels,
-            budget=budget,
-            param="video",
-        )
+        data = self._read(file, "video")
+        with _named(file):
+            return decode_video(
+                data, max_frames=limits.max_video_frames, max_pixels=limits.max_pixels, budget=budget, param="video"
+            )
 
     def _image(self, file: Video | File, budget: Budget) -> Video:
         if isinstance(file, Video):
             return file
         data = self._read(file, "image")
-        return decode_image(data, max_pixels=self.config.media.max_pixels, budget=budget, param="image")
+        with _named(file):
+            return decode_image(data, max_pixels=self.config.media.max_pixels, budget=budget, param="image")
 
     def _read(self, file: File, param: str) -> bytes:
         most = self.config.media.max_bytes
@@ -295,6 +295,17 @@ class Asking(ABC):
                 param=param,
             )
         return data
+
+
+@contextmanager
+def _named(file: File) -> Iterator[None]:
+    """What is wrong with a medium is told with the name of its file: there may be several."""
+    try:
+        yield
+    except BadMedia as error:
+        if isinstance(file, bytes):
+            raise
+        raise BadMedia(f"{file!s}: {error.message}", param=error.param) from error
 
 
 @contextmanager

@@ -101,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _bench(arguments)
         return _tiny(arguments)
     except AuraError as error:
-        print(f"aura-omni: {type(error).__name__}: {error.message}", file=sys.stderr)
+        print(f"aura-omni: {error.message}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("aura-omni: interrupted", file=sys.stderr)

@@ -174,7 +174,9 @@ def checked_sampling(changes: Mapping[str, Any]) -> dict[str, Any]:
         if name in _LIMITS:
             kind, low, high = _LIMITS[name]
             if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:
-                raise BadRequest(f"{name} is {shown(value)}; it must be a number from {low:g} to {high:g}", param=name)
+                raise BadRequest(
+                    f"{name} is {shown(value)}; it must be a number from {_plain(low)} to {_plain(high)}", param=name
+                )
             clean[name] = value
         elif name == "stop":
             clean[name] = _checked_stop(value)
@@ -189,6 +191,11 @@ def checked_sampling(changes: Mapping[str, Any]) -> dict[str, Any]:
         else:
             raise BadRequest(f"{shown(name)} is not a sampling field of this server", param=name[:60])
     return clean
+
+
+def _plain(limit: float) -> str:
+    """As somebody would type it: 2147483648, not 2.14748e+09."""
+    return str(limit) if isinstance(limit, int) else f"{limit:g}"
 
 
 def _checked_stop(value: Any) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ progress and errors go to standard error."""
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -29,6 +30,7 @@ from aura_omni.media.encoder import AudioFormat, encode, start
 from aura_omni.media.formats import audio_format_of_file
 from aura_omni.offline_flags import STDIO
 from aura_omni.pipeline import Pipeline
+from aura_omni.stages.transcript import language_name
 from aura_omni.transcript_file import written
 from aura_omni.transcription import Transcription
 
@@ -47,6 +49,7 @@ def say(arguments: argparse.Namespace, config: Config) -> int:
     if not text.strip():
         raise BadRequest("there is nothing to say; give a text", param="text")
     output = _Output.of(arguments.output)
+    _check_files(_reference(arguments))
     with Pipeline.load(narrowed(config, "qwen3_tts")) as pipeline:
         events = pipeline.events(
             pipeline.speech_request(text, voice=_voice(arguments, pipeline), sampling=_seeds(arguments, pipeline))
@@ -57,12 +60,15 @@ def say(arguments: argparse.Namespace, config: Config) -> int:
 
 def transcribe(arguments: argparse.Namespace, config: Config) -> int:
     """1 when any file could not be written down; the others are."""
+    if arguments.language is not None and arguments.language.strip().lower() != "auto":
+        language_name(arguments.language)  # or BadRequest
     folder = Path(arguments.output_dir) if arguments.output_dir else None
     if folder is not None:
         twice = [name for name, count in Counter(map(_name, arguments.files)).items() if count > 1]
         if twice:
             raise BadRequest(f"two files are named {twice[0]}; write them into different folders", param="files")
         folder.mkdir(parents=True, exist_ok=True)
+        _check_writable(folder)
     status = 0
     with Pipeline.load(narrowed(config, "qwen3_asr")) as pipeline:
         for file in arguments.files:
@@ -84,7 +90,11 @@ def transcribe(arguments: argparse.Namespace, config: Config) -> int:
 
 def chat(arguments: argparse.Namespace, config: Config) -> int:
     text = _text(arguments.text)
+    media = [*arguments.audio, *arguments.video, *arguments.image]
+    if not media and not text.strip():
+        raise BadRequest("there is nothing to answer; give a text, a recording, a clip or a picture", param="text")
     output = _Output.of(arguments.output) if arguments.output else None
+    _check_files([*media, *_reference(arguments)])
     stages = [stage.name for stage in config.stages]
     if output is not None and "talker" not in stages:
         raise BadRequest(why_mute(stages), param="output")
@@ -118,6 +128,25 @@ def _text(given: str) -> str:
 
 def _file(name: str) -> str | bytes:
     return sys.stdin.buffer.read() if name == STDIO else name
+
+
+def _reference(arguments: argparse.Namespace) -> list[str]:
+    return [] if arguments.ref_audio is None else [arguments.ref_audio]
+
+
+def _check_files(names: Iterable[str]) -> None:
+    """Before anything is loaded."""
+    for name in names:
+        if name != STDIO and not Path(name).is_file():
+            reason = "it is a folder" if Path(name).is_dir() else "there is no such file"
+            raise BadRequest(f"cannot read {name}: {reason}", param="files")
+
+
+def _check_writable(folder: Path) -> None:
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise BadRequest(
+            f"nothing can be written into {folder}: permission denied; name another folder", param="output"
+        )
 
 
 def _name(file: str) -> str:
@@ -173,8 +202,17 @@ class _Output:
         if name == STDIO:
             return cls(None, "wav")
         path = Path(name)
-        if not path.absolute().parent.is_dir() or path.is_dir():
-            raise BadRequest(f"{name} cannot be written: it is a folder, or its folder does not exist", param="output")
+        folder = path.absolute().parent
+        if path.is_dir():
+            raise BadRequest(f"{name} cannot be written: it is a folder; name a file in it", param="output")
+        if not folder.is_dir():
+            raise BadRequest(
+                f"{name} cannot be written: the folder {folder} does not exist; make it first", param="output"
+            )
+        if not path.exists():
+            _check_writable(folder)
+        elif not os.access(path, os.W_OK):
+            raise BadRequest(f"{name} cannot be written: permission denied; name another file", param="output")
         return cls(path, audio_format_of_file(path))
 
     def write(self, events: Iterable[Event]) -> Heard:

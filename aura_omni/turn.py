@@ -73,7 +73,7 @@ class Turn:
 
         def heard(reason: FinishReason, sequence: Sequence) -> None:
             complete = reason != "length"
-            if not complete:
+            if not complete and self._plan.request.sampling.get("asr", {}).get("max_tokens") is None:
                 log.warning("max_tokens %d of ASR cut a transcript", sequence.sampling.max_tokens)
             self._heard[clip][part] = replace(reader.transcript(), complete=complete)
             self._known.add((clip, part))

@@ -29,7 +29,7 @@ from aura_omni.flow import (
     VoiceTask,
 )
 
-_TOKENS = 4  # of each stage but ASR, which has a budget by the length of its clip
+_TOKENS = 4  # of each stage
 _PICTURE = 64  # pixels each way
 _HELLO = Text("Hello.")
 
@@ -77,10 +77,10 @@ def _requests(
     stages: Sequence[StageName], voice_task: VoiceTask | None
 ) -> Iterator[tuple[tuple[StageName, ...], list[TurnRequest]]]:
     """Stages, and what runs them: the first of several requests that the contexts have room for."""
-    few: dict[StageName, Mapping[str, int]] = {name: {"max_tokens": _TOKENS} for name in stages if name != "asr"}
+    few: dict[StageName, Mapping[str, int]] = {name: {"max_tokens": _TOKENS} for name in stages}
     if "asr" in stages:
         heard = Message("user", (_sound(),))
-        yield ("asr",), [TurnRequest((heard,), part="transcript")]
+        yield ("asr",), [TurnRequest((heard,), part="transcript", sampling=few)]
     if "aura" in stages:
         contents: tuple[tuple[Part, ...], ...] = ((_picture(), _HELLO), (_HELLO,))
         yield ("aura",), [TurnRequest((Message("user", parts),), speak=False, sampling=few) for parts in contents]

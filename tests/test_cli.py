@@ -96,7 +96,7 @@ def test_wrong_arguments_are_refused_by_name(arguments, message, capsys):
 def test_wrong_configuration_ends_with_one_line_and_status_1(capsys):
     assert cli.main(["serve", "--deploy-config", "no/such.yaml"]) == 1
     error = capsys.readouterr().err
-    assert error.startswith("aura-omni: ConfigError: deploy file not found: no/such.yaml")
+    assert error.startswith("aura-omni: deploy file not found: no/such.yaml")
     assert error.count("\n") == 1
 
 
@@ -120,7 +120,7 @@ def test_tiny_refuses_a_folder_that_is_not_empty_and_writes_nothing(tmp_path, ca
     (tmp_path / "precious").write_text("x")
     assert cli.main(["tiny", str(tmp_path)]) == 1
     error = capsys.readouterr().err
-    assert error == f"aura-omni: ConfigError: {tmp_path} is not empty; name a new or an empty folder\n"
+    assert error == f"aura-omni: {tmp_path} is not empty; name a new or an empty folder\n"
     assert [path.name for path in tmp_path.iterdir()] == ["precious"]
 
 
@@ -129,7 +129,7 @@ def test_tiny_says_in_one_line_where_it_cannot_write(name, tmp_path, capsys):
     (tmp_path / "file").write_text("x")
     assert cli.main(["tiny", str(tmp_path / name)]) == 1
     error = capsys.readouterr().err
-    assert error.startswith(f"aura-omni: ConfigError: cannot write to {tmp_path / name}: ")
+    assert error.startswith(f"aura-omni: cannot write to {tmp_path / name}: ")
     assert error.count("\n") == 1
 
 

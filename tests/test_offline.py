@@ -70,12 +70,15 @@ def test_say_reads_standard_input_and_writes_standard_output(run, tmp_path):
     ("arguments", "words"),
     [
         (["say", "Hi", "-o", "x.xyz"], "end it in one of .aac"),
-        (["say", "Hi", "-o", "no/such/folder/x.wav"], "its folder does not exist"),
+        (["say", "Hi", "-o", "no/such/folder/x.wav"], "no/such/folder does not exist; make it first"),
+        (["say", "Hi", "-o", "."], ". cannot be written: it is a folder"),
         (["say", " ", "-o", "x.wav"], "nothing to say"),
         (["say", "Hi", "-o", "x.wav", "--voice", "nobody"], "nobody"),
         (["say", "Hi", "-o", "x.wav", "--ref-audio", "nothing.wav"], "cannot read nothing.wav"),
         (["chat", "Hi", "--audio", "nothing.wav"], "cannot read nothing.wav"),
         (["chat", "Hi", "--video", VOICE], "no video track"),
+        (["chat", "Hi", "--image", VOICE], "human_a.wav: "),
+        (["chat", "Hi", "--image", "."], "cannot read .: it is a folder"),
         (["chat"], "nothing to answer"),
         (["transcribe", VOICE, "--language", "klingon"], "klingon"),
     ],
@@ -88,6 +91,27 @@ def test_what_cannot_be_done_is_one_line_and_status_1(run, tmp_path, monkeypatch
     assert words in line
     assert "Traceback" not in error
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["say", " ", "-o", "x.wav"],
+        ["say", "Hi", "-o", "no/such/x.wav"],
+        ["say", "Hi", "-o", "x.wav", "--ref-audio", "nothing.wav"],
+        ["chat"],
+        ["chat", " ", "-o", "x.wav"],
+        ["chat", "Hi", "--image", "nothing.png"],
+        ["transcribe", VOICE, "--language", "klingon"],
+    ],
+)
+def test_what_can_be_known_before_is_refused_before_anything_is_loaded(run, tmp_path, monkeypatch, arguments):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("aura_omni.offline.Pipeline.load", lambda _: pytest.fail("loaded"))
+    status, out, error = run(*arguments)
+    assert (status, out) == (1, b"")
+    (line,) = [line for line in error.splitlines() if line.startswith("aura-omni: ")]
+    assert "BadRequest" not in line
 
 
 def test_transcribe_prints_each_file_in_the_servers_formats(run):

@@ -45,6 +45,13 @@ def test_a_transcript_that_its_budget_cut_says_so(pipeline, caplog):
     turn = ask(pipeline, spoken(speak=False, sampling=WORDS | {"asr": {"max_tokens": 3}}))
     (heard,) = [event for event in turn.events if isinstance(event, Transcript)]
     assert not heard.complete
+    assert "cut a transcript" not in caplog.text, "the request wanted no more"
+
+
+def test_a_transcript_that_the_servers_budget_cut_is_logged(caplog):
+    with running(config(pipeline="qwen3_asr.yaml", asr={"default_sampling_params": {"max_tokens": 3}})) as pipeline:
+        turn = heard_by(pipeline, recording())
+    assert turn.end.reason == "length"
     assert "max_tokens 3 of ASR cut a transcript" in caplog.text
 
 

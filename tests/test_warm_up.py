@@ -10,7 +10,7 @@ from aura_omni.errors import BadRequest, EngineError
 from aura_omni.flow import Ended, Event, StageName, StagePhase, TurnRequest, Video
 from aura_omni.pipeline import Pipeline
 from aura_omni.warm_up import warm_up
-from tests.family import config
+from tests.family import config, running
 
 Sink = Callable[[Event], None]
 
@@ -27,6 +27,11 @@ def test_every_stage_is_ready_only_after_it_has_worked(tts: str) -> None:
     finally:
         pipeline.close()
     assert dict(pipeline.progress) == dict.fromkeys(pipeline.stages, "failed")
+
+
+def test_a_start_says_nothing_of_transcripts_that_its_own_inference_cuts(caplog: pytest.LogCaptureFixture) -> None:
+    with running(config(pipeline="tiny.yaml")):
+        assert not [record for record in caplog.records if "cut a transcript" in record.getMessage()]
 
 
 def test_a_stage_that_fails_its_first_inference_is_named() -> None:

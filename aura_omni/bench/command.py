@@ -23,7 +23,7 @@ from aura_omni.bench.arrivals import closed, open_loop
 from aura_omni.bench.drive import Answer, ask
 from aura_omni.bench.report import draw, figures
 from aura_omni.bench.work import Speeches, Transcripts, Turns
-from aura_omni.errors import ConfigError, Unavailable
+from aura_omni.errors import ConfigError, Unavailable, shown
 
 Work = Turns | Speeches | Transcripts
 
@@ -36,6 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
 async def _run(arguments: argparse.Namespace) -> int:
     if arguments.clients and arguments.rate:
         raise ConfigError("--clients is a closed loop and --rate an open one; give one of them")
+    if not arguments.url.startswith(("http://", "https://")):
+        raise ConfigError(f"--url is {shown(arguments.url)}; give http://{arguments.url.rpartition('://')[2][:60]}")
     headers = {"authorization": f"Bearer {arguments.api_key}"} if arguments.api_key else {}
     async with httpx.AsyncClient(
         base_url=arguments.url, headers=headers, timeout=arguments.timeout_s, limits=httpx.Limits(max_connections=None)

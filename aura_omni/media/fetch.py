@@ -119,7 +119,8 @@ def _read_file(url: str, policy: MediaPolicy, param: str | None) -> bytes:
     root = policy.allowed_local_path
     if root is None:
         raise Forbidden(
-            "file: URLs are not allowed; the server needs an allowed local media path for them", param=param
+            "file: URLs are not allowed; start the server with --allowed-local-media-path FOLDER, or send the medium itself",
+            param=param,
         )
     parts = urlsplit(url)
     path = unquote(parts.path)

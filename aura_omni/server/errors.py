@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -25,6 +27,8 @@ from aura_omni.errors import (
     Unavailable,
     UnsupportedOption,
     UploadTimedOut,
+    nearest,
+    shown,
 )
 
 _LOG = logging.getLogger(__name__)
@@ -65,7 +69,8 @@ def error_event(error: AuraError) -> bytes:
 
 def bad_request(invalid: ValidationError) -> BadRequest:
     """The first problem of a body, with the path to it; the input itself is not repeated."""
-    problem = invalid.errors(include_url=False, include_input=False)[0]
+    problems = invalid.errors(include_url=False, include_input=False)
+    problem = problems[0]
     path = _path(problem["loc"])
     context = problem.get("ctx", {})
     if problem["type"] in ("unknown_field", "unsupported_option"):
@@ -78,8 +83,29 @@ def bad_request(invalid: ValidationError) -> BadRequest:
         return BadRequest(f"{path}.type is not served; it must be one of {context['expected_tags']}", param=path)
     if problem["type"] == "union_tag_not_found":
         return BadRequest(f"{path}.type is required: what kind of content part is this?", param=path)
-    message = problem["msg"].replace("Input should", "it should", 1)
-    return BadRequest(f"{path or 'the body'}: {message}", param=path or None)
+    # Of a field that may be several things each is a problem of its own
+    wanted = dict.fromkeys(_wanted(other) for other in problems if _path(other["loc"]) == path)
+    return BadRequest(f"{path or 'the body'} must be {' or '.join(wanted)}", param=path or None)
+
+
+_WANTED: Mapping[str, str] = {
+    "string_type": "a string", "bool_type": "true or false", "int_type": "a whole number", "int_from_float": "a whole number",
+    "float_type": "a number", "finite_number": "a number", "list_type": "a list", "dict_type": "an object",
+    "model_type": "an object", "model_attributes_type": "an object",
+    "too_short": "a list of at least {min_length}", "literal_error": "{expected}", "greater_than_equal": "at least {ge}",
+    "less_than_equal": "at most {le}", "less_than": "less than {lt}",
+}  # fmt: skip
+
+
+def _wanted(problem: ErrorDetails) -> str:
+    """What a value must be, in our words; the rest of the sentence is before it."""
+    words = _WANTED.get(problem["type"])
+    return problem["msg"] if words is None else words.format(**problem.get("ctx", {}))
+
+
+_UNION = re.compile(
+    r"str|list\[.*\]|[A-Z]\w*"
+)  # members of unions, as the validator names them; our fields are in lower case
 
 
 def _path(location: Sequence[int | str]) -> str:
@@ -90,6 +116,8 @@ def _path(location: Sequence[int | str]) -> str:
             path += f"[{step}]"
         elif index >= 2 and location[index - 2] == "content" and isinstance(location[index - 1], int):
             continue  # which member of the union of content parts was tried, not a field of the body
+        elif _UNION.fullmatch(step):
+            continue
         else:
             path += f".{step}" if path else step
     return path
@@ -132,20 +160,30 @@ def install(app: FastAPI) -> None:
 
     async def from_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        answer = in_our_words(error)
+        answer = in_our_words(request, error)
         log_failure(request.scope, answer)
         response = error_response(answer)
         response.headers.update(error.headers or {})
+        if isinstance(answer, MethodNotAllowed):
+            response.headers["allow"] = ", ".join(methods(request.url.path))
         return response
 
-    def in_our_words(error: HTTPException) -> AuraError:
-        served = ", ".join(
-            f"{method.upper()} {path}" for path, item in app.openapi()["paths"].items() for method in item
-        )
+    def methods(path: str) -> list[str]:
+        paths: dict[str, dict[str, Any]] = app.openapi()["paths"]
+        here = [item for of, item in paths.items() if re.fullmatch(re.sub(r"{\w+}", ".+", of), path)]
+        return sorted({method.upper() for item in here for method in item})
+
+    def in_our_words(request: Request, error: HTTPException) -> AuraError:
+        path = request.url.path
         if error.status_code == 404:
-            return NotFound(f"no such endpoint; this server has {served}")
+            near = nearest(path, app.openapi()["paths"])
+            hint = f"; did you mean {near}?" if near else "."
+            return NotFound(f"there is no {shown(path)}{hint} GET /docs describes what there is")
         if error.status_code == 405:
-            return MethodNotAllowed(f"wrong method for this path; this server has {served}")
+            # The router names those of one of the endpoints of a path
+            return MethodNotAllowed(
+                f"{shown(path)} takes {', '.join(methods(path))}, not {request.method[:20]}; GET /docs describes what there is"
+            )
         return BadRequest(str(error.detail))
 
     app.add_exception_handler(AuraError, from_aura)

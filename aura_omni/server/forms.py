@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from starlette.datastructures import FormData, UploadFile
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from aura_omni.errors import BadMedia, BadRequest, TooLarge
@@ -28,7 +29,10 @@ async def read_form(
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "multipart/form-data":
         raise BadRequest("the body must be a form with a file; send the header 'Content-Type: multipart/form-data'")
-    form = await request.form(max_files=1, max_fields=_MOST_FIELDS, max_part_size=_LONGEST_FIELD)
+    try:
+        form = await request.form(max_files=1, max_fields=_MOST_FIELDS, max_part_size=_LONGEST_FIELD)
+    except HTTPException as error:
+        raise BadRequest(_why_no_form(str(error.detail), file)) from None
     try:
         body = checked(kind, _fields(form, kind, file))
         upload = form.get(file)
@@ -43,6 +47,20 @@ async def read_form(
         await form.close()
         raise
     return body, upload
+
+
+def _why_no_form(detail: str, file: str) -> str:
+    """The parser's words are for its programmer."""
+    reasons = {
+        "Too many files": f"the form has more than one file; send one, named {file!r}",
+        "Too many fields": f"the form has more than {_MOST_FIELDS} fields; send fewer",
+        "Field exceeded": f"a field of the form has more than {_LONGEST_FIELD:,} bytes; only the file may be so large",
+        "Part exceeded": f"a field of the form has more than {_LONGEST_FIELD:,} bytes; only the file may be so large",
+        "Missing boundary": "the Content-Type of the form has no boundary; let your client set that header itself",
+        "The Content-Disposition": "a field of the form has no name; name every field",
+    }
+    broken = "the body is not a form as its Content-Type announces it; let your client write both"
+    return next((reason for begin, reason in reasons.items() if detail.startswith(begin)), broken)
 
 
 @asynccontextmanager

@@ -67,6 +67,11 @@ def test_arguments_that_cannot_be_meant_are_refused(server, capsys, arguments, m
     assert message in capsys.readouterr().err
 
 
+def test_an_address_without_its_scheme_is_told_with_one(capsys):
+    assert cli.main(["bench", "turn", "--url", "127.0.0.1:18311"]) == 1
+    assert capsys.readouterr().err == "aura-omni: --url is '127.0.0.1:18311'; give http://127.0.0.1:18311\n"
+
+
 def test_without_a_server_it_says_what_to_do(capsys):
     assert cli.main(["bench", "turn", "--url", "http://127.0.0.1:9"]) == 1
     assert "Start the server, or give --url" in capsys.readouterr().err

@@ -59,8 +59,13 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"messages": []}, "messages", "at least 1"),
     ({"messages": None}, "messages", "list"),
     ({"messages": "hi"}, "messages", "list"),
-    ({"messages": [3]}, "messages[0]", "dictionary"),
-    ({"stream": "yes"}, "stream", "boolean"),
+    ({"messages": [3]}, "messages[0]", "must be an object"),
+    ({"stream": "yes"}, "stream", "must be true or false"),
+    ({"voice": 5}, "voice", "voice must be a string or an object"),
+    ({"voice": {"id": 5}}, "voice", "voice must be a string"),
+    ({"max_tokens": 10**10}, "max_tokens", "from 1 to 2147483648"),
+    ({"seed": 2**64}, "seed", "to 9223372036854775807"),
+    ({"temperature": -1}, "temperature", "from 0 to 100"),
     ({"temprature": 1}, "temprature", "did you mean 'temperature'"),
     ({"stream_options": {"include_usage": True}}, "stream_options", "stream: true"),
     (
@@ -87,7 +92,7 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"modalities": ["text", "video"]}, "modalities", "Unsupported output modalities ['video']"),
     ({"audio": {"format": "mp9"}}, "audio.format", "Invalid audio format"),
     ({"audio": {"format": "wav", "voise": "x"}}, "audio.voise", "did you mean 'voice'"),
-    ({"audio": "wav"}, "audio", "dictionary"),
+    ({"audio": "wav"}, "audio", "must be an object"),
     # messages
     (messages({"role": "tool", "content": "x"}), "messages[0].role", "'user'"),
     (messages({"role": "user"}), "messages[0].content", "empty"),
@@ -103,7 +108,7 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ),
     (part("smell_url", {"url": "x"}), "messages[0].content[1]", "must be one of 'text'"),
     ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages[0].content[0]", "type is required"),
-    ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0]", "dictionary"),
+    ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0]", "must be an object"),
     (part("text", 3), "messages[0].content[1].text", "string"),
     (part("image_url", {"url": "data:,", "detail": "low"}), "messages[0].content[1].image_url.detail", "'auto'"),
     (part("input_audio", {"format": "wav"}), "messages[0].content[1].input_audio.data", "required"),
@@ -169,7 +174,7 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"sampling_params_list": [{"detokenize": "no"}]}, "sampling_params_list[0].detokenize", "true or false"),
     ({"sampling_params_list": [{"temprature": 1}]}, "sampling_params_list[0].temprature", "did you mean"),
     # voice
-    ({"additional_information": []}, "additional_information", "dictionary"),
+    ({"additional_information": []}, "additional_information", "must be an object"),
     (info(tts_speker="Vivian"), "additional_information.tts_speker", "did you mean 'tts_speaker'"),
     (info(session_id="s"), "additional_information.session_id", "not served"),
     (info(tts_ref_code_length=12), "additional_information.tts_ref_code_length", "not served"),
@@ -254,7 +259,7 @@ def test_the_content_type_must_be_json(url: str) -> None:
 def test_unknown_paths_and_methods_have_the_error_shape(url: str) -> None:
     error = assert_error(httpx.get(f"{url}/v1/embeddings"), 404)
     assert error["code"] == "not_found"
-    assert "POST /v1/chat/completions" in error["message"]
+    assert "GET /docs" in error["message"]
     response = httpx.get(f"{url}/v1/chat/completions")
     assert assert_error(response, 405)["code"] == "method_not_allowed"
     assert response.headers["allow"] == "POST"

@@ -160,7 +160,7 @@ CONSENT = {"name": "Ada", "consent": "yes"}
         ("POST", "/v1/audio/transcriptions", {"files": FILE, "data": {"stream": "true"}}, 200),
         ("POST", "/v1/audio/translations", {"files": FILE}, 400),
         ("POST", "/v1/audio/voices", {"files": VOICE, "data": CONSENT}, 200),
-        ("POST", "/v1/audio/voices", {"files": VOICE, "data": {**CONSENT, "ref_text": "x"}}, 409),
+        ("POST", "/v1/audio/voices", {"files": VOICE, "data": {**CONSENT, "ref_text": "What is this?"}}, 409),
         ("GET", "/v1/audio/voices", {}, 200),
         ("DELETE", "/v1/audio/voices/Ada", {}, 200),
         ("GET", "/v1/models", {}, 200),
