@@ -1,14 +1,17 @@
-"""One connection of a client, before there is a request: its header must come in time, and be one.
+"""One connection of a client, where uvicorn leaves something to be wished: around a request, its header and its end.
 
-uvicorn has no limit for a header that never ends, and refuses what is no HTTP with a bare text.
+uvicorn has no limit for a header that never ends, refuses what is no HTTP with a bare text, and takes an answer that is
+broken off, which is how a stream of bytes says that it failed, for a bug of the application.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import h11
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from aura_omni.errors import AuraError, BadRequest, UploadTimedOut
@@ -24,6 +27,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.app = _breaking_off(self)
         self._watch_header()
 
     def data_received(self, data: bytes) -> None:
@@ -67,3 +71,17 @@ class Connection(H11Protocol):
         for event in answer:
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
+
+
+def _breaking_off(connection: Connection) -> Any:
+    """The application; the connection is closed behind an answer that it leaves without an end."""
+    app = connection.config.loaded_app
+
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        cycle = connection.cycle
+        await app(scope, receive, send)
+        if cycle.response_started and not cycle.response_complete and not cycle.disconnected:
+            cycle.disconnected = True
+            connection.transport.close()
+
+    return run

@@ -141,6 +141,28 @@ def test_after_the_signal_answers_finish_within_the_grace_and_the_others_are_tol
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_a_stream_of_bytes_that_is_open_at_the_signal_is_broken_off_without_a_word_of_a_bug(
+    stop: signal.Signals,
+) -> None:
+    port = free_port()
+    body = {"input": "sound 60", "response_format": "pcm"}
+    with process("0", port, grace_s=0.5) as running:
+        wait_for(f"http://127.0.0.1:{port}/health", 200)
+        with httpx.stream("POST", f"http://127.0.0.1:{port}/v1/audio/speech", json=body, timeout=WAIT_S) as answer:
+            pieces = answer.iter_raw()
+            next(pieces)
+            running.send_signal(stop)
+            with pytest.raises(httpx.RemoteProtocolError):
+                next(pieces)
+        asked_at_s = time.monotonic()
+        _, err = running.communicate(timeout=WAIT_S)
+        assert time.monotonic() - asked_at_s < 5
+    assert running.returncode == 0
+    assert "ASGI" not in err
+    assert "Traceback" not in err
+
+
 def test_when_loading_fails_the_process_ends_with_the_reason() -> None:
     with process("broken", free_port()) as running:
         out, err = running.communicate(timeout=WAIT_S)
