@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
-
 import h11
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from aura_omni.errors import AuraError, BadRequest, UploadTimedOut
@@ -73,9 +71,9 @@ class Connection(H11Protocol):
         self.transport.close()
 
 
-def _breaking_off(connection: Connection) -> Any:
+def _breaking_off(connection: Connection) -> ASGIApp:
     """The application; the connection is closed behind an answer that it leaves without an end."""
-    app = connection.config.loaded_app
+    app: ASGIApp = connection.config.loaded_app
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
         cycle = connection.cycle
