@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+
 import h11
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
