@@ -175,6 +175,7 @@ class Speaker:
                 spoken.again = True
                 self._talk(spoken)
                 return
+            self._work.speech_stopped = guard.fault is not None
             self._work.speech_reason = guard.fault or ("length" if reason == "length" else "stop")
             chunker.send()
             vocoder.close(stream)  # drains, then ends

@@ -216,13 +216,22 @@ def test_there_is_no_second_try_when_it_could_not_help(watched, why, monkeypatch
     assert len(made) == 1
 
 
+def test_without_an_end_to_draw_the_talker_speaks_to_its_last_frame(pipeline):
+    """The id that ends speech is no code: drawn and kept, it would be an error of Code2Wav."""
+    text = "abcdefg " * 37
+    for seed in range(3):
+        turn = ask(pipeline, speech(text, frames=80, talker={"ignore_eos": True, "min_tokens": 0, "seed": seed}))
+        assert turn.end.error is None
+        assert turn.end.speech_reason == "length"
+        assert len(turn.samples) == 80 * FRAME_SAMPLES
+
+
 def test_whole_and_streamed_sound_is_the_same(watched):
     whole, streamed = (
         ask(watched, speech("Hello there", frames=12, talker={"seed": 3}, playback=Playback(live=kind)))
         for kind in (False, True)
     )
-    # Equal but for rounding: a slow machine sends, and so decodes, other frames together.
-    np.testing.assert_allclose(whole.samples, streamed.samples, atol=5e-5)
+    np.testing.assert_array_equal(whole.samples, streamed.samples)
     sounds = [event for event in whole.events if isinstance(event, AudioChunk)]
     assert whole.events[-1 - len(sounds) : -1] == sounds  # at the end
 
