@@ -182,7 +182,7 @@ def _raw(name: str) -> Grammar:
         if last == end:
             return Found(pause="block")
         if character == END or last.endswith("<" + name):
-            return Found(pause="block", behind=size - (character == END))
+            return Found(behind=size - (character == END))
 
 
 def _title() -> Grammar:
