@@ -23,7 +23,18 @@ _MONEY = {
 }  # fmt: skip
 _SYMBOLS = {"&": "和", "+": "加", "=": "等于", "×": "乘", "÷": "除以", "≈": "约等于", "≤": "小于等于", "≥": "大于等于"}
 _HALVES = {"½": "二分之一", "⅓": "三分之一", "⅔": "三分之二", "¼": "四分之一", "¾": "四分之三"}
-_OPERATIONS = {"-": "减", "−": "减", "+": "加", "×": "乘", "*": "乘", "x": "乘", "÷": "除以", "/": "除以", "=": "等于", "≈": "约等于"}
+_OPERATIONS = {
+    "-": "减",
+    "−": "减",
+    "+": "加",
+    "×": "乘",
+    "*": "乘",
+    "x": "乘",
+    "÷": "除以",
+    "/": "除以",
+    "=": "等于",
+    "≈": "约等于",
+}
 _COUNTED = frozenset(
     "个次只张本件条位名块倍种家岁周天年元双台辆杯瓶份句遍点度米克升秒人部座棵颗把套间封篇首片群队节道门项批分小公千百万亿"
 )
@@ -50,8 +61,8 @@ def read(written: str, *, before: str, after: str) -> str | None:
         if (found := pattern.fullmatch(written)) and (said := words(found)) is not None:
             return said
     if ends := span(written):
-        said = [read(end, before=before, after="") for end in ends]
-        return None if None in said else "到".join(filter(None, said))
+        low, high = (read(end, before=before, after="") for end in ends)
+        return None if low is None or high is None else f"{low}到{high}"
     return None
 
 
@@ -95,7 +106,7 @@ def _date(found: re.Match[str]) -> str | None:
 
 def _calculation(written: str) -> str | None:
     parts = calculation(written)
-    return parts and "".join(_OPERATIONS.get(part) or _signed("", part) for part in parts)
+    return None if parts is None else "".join(_OPERATIONS.get(part) or _signed("", part) for part in parts)
 
 
 def _power(found: re.Match[str]) -> str:

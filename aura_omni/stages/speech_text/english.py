@@ -99,8 +99,8 @@ def read(written: str, *, before: str, after: str = "") -> str | None:
         if (found := pattern.fullmatch(written)) and (said := words(found)) is not None:
             return said
     if ends := span(written):
-        said = [read(end, before=before) for end in ends]
-        return None if None in said else " to ".join(filter(None, said))
+        low, high = (read(end, before=before) for end in ends)
+        return None if low is None or high is None else f"{low} to {high}"
     return None
 
 
@@ -208,7 +208,7 @@ def _decade(found: re.Match[str]) -> str | None:
 
 def _calculation(written: str) -> str | None:
     parts = calculation(written)
-    return parts and " ".join(_OPERATIONS.get(part) or number(_plain(part)) for part in parts)
+    return None if parts is None else " ".join(_OPERATIONS.get(part) or number(_plain(part)) for part in parts)
 
 
 def _power(found: re.Match[str]) -> str:
