@@ -156,7 +156,8 @@ FOUR_MINUTES = frames(3_000)  # longer than the test that interrupts it
 
 def started(deploy: str, *arguments: str, **more) -> subprocess.Popen:
     command = [sys.executable, "-m", "aura_omni", *arguments, "--deploy-config", deploy]
-    return subprocess.Popen(command, cwd=ROOT, **more)
+    # As a terminal starts it: what runs in the background of a script ignores Ctrl-C, and so would its children.
+    return subprocess.Popen(command, cwd=ROOT, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **more)
 
 
 def test_ctrl_c_ends_with_status_130_and_one_line(deploy):
