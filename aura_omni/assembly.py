@@ -298,6 +298,7 @@ def _speech(config: Config, talker: TalkerStage, codec: tuple[CodecDecoder, Code
             max_num_seqs=slots,
             max_waiting=WAITING_PER_SLOT * slots,
             graphs=_graphs(device, config.stage("code2wav")),
+            alone=device.type == "cpu",
             lane=Lane(device, urgent="code2wav" in URGENT),
         ),
         predictor=predictor_sampling(talker.predictor_sampling, config.stage("talker").subtalker),

@@ -322,12 +322,14 @@ class Ended:
     """The last event of every Turn. error is set exactly when reason is "error".
 
     reason is how the text ended; speech_reason how the speech did (None when none was asked for, or the turn was silent).
+    speech_stopped: it did not come to an end by itself and was stopped by a guard; its last seconds are not speech.
     """
 
     reason: Reason
     usage: Usage = Usage()
     error: AuraError | None = None
     speech_reason: SpeechReason | None = None
+    speech_stopped: bool = False
 
 
 Event = Transcript | TextDelta | AudioChunk | Ended

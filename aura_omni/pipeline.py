@@ -41,7 +41,6 @@ from aura_omni.flow import (
 from aura_omni.media.audio import resample
 from aura_omni.media.level import may_be_speech
 from aura_omni.plan import Listening, Plan, text_of, with_transcripts
-from aura_omni.stages import speech_text
 from aura_omni.stages.silent import speakable
 from aura_omni.stages.talker import TalkerStage
 from aura_omni.stages.talker_prompt import LEAST_PREFILL
@@ -292,8 +291,7 @@ class _Planner:
             return None
         text, writer = text_of(request.messages[-1]), self.parts.speech.talker.writer
         if self._normalizes(request):
-            writer.refuse_endless(text)
-            text = speech_text.whole(text, speaking.language)
+            return writer.spoken(text, language=speaking.language, context=text)
         return writer.body(text) if speakable(text) else None
 
     def _normalizes(self, request: TurnRequest) -> bool:

@@ -67,18 +67,12 @@ class Speaker:
 
     def body(self, text: str) -> list[int] | None:
         """Ids of a whole text in its spoken form; None: nothing of it is spoken."""
-        if self._speech is None or not speakable(text):
+        speech, speaking = self._speech, self._plan.speaking
+        if speech is None or speaking is None or not speakable(text):
             return None
-        if (front := self._speech_text()) is not None:
-            text = front.feed(text) + front.finish()
-        return self._speech.talker.writer.body(text) if speakable(text) else None
-
-    def _speech_text(self) -> SpeechText | None:
-        """None: what is written is what is spoken."""
-        speaking = self._plan.speaking
-        if not self._plan.normalize or speaking is None:
-            return None
-        return SpeechText(speaking.language, context=self._asked)
+        if self._plan.normalize:
+            return speech.talker.writer.spoken(text, language=speaking.language, context=self._asked)
+        return speech.talker.writer.body(text)
 
     # ------------------------------------------------------------ a text that is still being written
 
@@ -92,7 +86,8 @@ class Speaker:
         self._asked = asked
         speech, speaking, voice = self._speech, self._plan.speaking, self._plan.request.voice
         if speech is not None and speaking is not None and not speaking.non_streaming and not voice.pass_token_ids:
-            self._handover = _Handover(speech, speaking, SpokenIds(speech.talker.writer.encoder(), self._speech_text()))
+            front = SpeechText(speaking.language, context=asked) if self._plan.normalize else None
+            self._handover = _Handover(speech, speaking, SpokenIds(speech.talker.writer.encoder(), front))
 
     def read(self, delta: str) -> None:
         """Text that has just been written: the first of it starts the Talker, the rest feeds it."""
@@ -177,6 +172,7 @@ class Speaker:
                 spoken.again = True
                 self._talk(spoken)
                 return
+            self._work.speech_stopped = guard.fault is not None
             self._work.speech_reason = guard.fault or ("length" if reason == "length" else "stop")
             chunker.send()
             vocoder.close(stream)  # drains, then ends

@@ -28,6 +28,7 @@ from aura_omni.flow import (
     Voice,
     VoiceTask,
 )
+from aura_omni.media.noise import swelling_noise
 
 _TOKENS = 4  # of each stage
 _PICTURE = 64  # pixels each way
@@ -97,11 +98,8 @@ def _requests(
 
 
 def _sound() -> Audio:
-    """A second of noise that swells four times, as loud as speech."""
-    times_s = np.arange(SPEECH_RATE) / SPEECH_RATE
-    noise = np.random.default_rng(0).standard_normal(SPEECH_RATE)
-    samples = (0.1 * noise * np.sin(4 * np.pi * times_s) ** 2).astype(np.float32)
-    return Audio(np.clip(samples, -1.0, 1.0), SPEECH_RATE, b"warm-up sound")
+    """A second that is listened to."""
+    return Audio(swelling_noise(np.random.default_rng(0), 1.0, SPEECH_RATE), SPEECH_RATE, b"warm-up sound")
 
 
 def _picture() -> Video:

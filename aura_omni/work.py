@@ -24,7 +24,7 @@ Sink = Callable[[Event], None]
 class Work:
     """`_live` is what is in progress and how to abort each; the Turn ends when an outcome is known and nothing lives.
 
-    text_reason, speech_reason: how the text and the speech ended, for Ended; whoever makes them sets them.
+    text_reason, speech_reason, speech_stopped: how the text and the speech ended, for Ended; whoever makes them sets them.
     """
 
     def __init__(self, sink: Sink, runners: Mapping[StageName, ArRunner]) -> None:
@@ -35,6 +35,7 @@ class Work:
         self._usage = Usage()
         self.text_reason: Literal["stop", "length"] = "stop"
         self.speech_reason: SpeechReason | None = None
+        self.speech_stopped = False
 
     # ------------------------------------------------------------ in progress
 
@@ -131,4 +132,4 @@ class Work:
             return
         self._ended = True
         reason, error = self._outcome
-        self.send(Ended(reason, self._usage, error, self.speech_reason))
+        self.send(Ended(reason, self._usage, error, self.speech_reason, self.speech_stopped))

@@ -22,6 +22,7 @@ import torch
 
 from aura_omni.config import Options, load
 from aura_omni.flow import Audio, AudioChunk, Ended, Event, Message, TextDelta, Transcript, TurnRequest, Video
+from aura_omni.media.noise import swelling_noise
 from aura_omni.nano.published import TRUE
 from aura_omni.nano.random_family import write_family
 from aura_omni.pipeline import Pipeline
@@ -132,7 +133,7 @@ class Bench:
         return results
 
     def _request(self, silent: bool) -> TurnRequest:
-        sound = (self._random.standard_normal(80_000) * 0.1).astype(np.float32)
+        sound = swelling_noise(self._random, 5.0, 16_000)
         frames = self._random.integers(0, 256, (2, 360, 640, 3), dtype=np.uint8)
         parts = (
             Audio(sound, 16_000, self._random.bytes(16)),

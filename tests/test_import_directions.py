@@ -34,7 +34,7 @@ BELOW = {
     "work": {"stages", "engine"} | LEAVES,
     "speaking": {"plan", "work", "assembly", "stages", "engine"} | LEAVES,
     "turn": {"plan", "work", "speaking", "assembly", "stages", "engine"} | LEAVES,
-    "warm_up": {"errors", "flow"},
+    "warm_up": {"errors", "flow", "media"},
     "pipeline": {"asking", "plan", "work", "turn", "warm_up", "assembly", "stages", "engine"} | LEAVES,
     "realtime": {"pipeline"} | LEAVES,
     "server": {"pipeline", "realtime", "heard", "transcription", "transcript_file"} | LEAVES,

@@ -144,10 +144,8 @@ def test_chunking_does_not_change_the_sound():
             sizes = [len(event.samples) // FRAME_SAMPLES for event in turn.events if isinstance(event, AudioChunk)]
             assert sizes[0] <= first
             sounds.append(turn.samples)
-    for sound in sounds[
-        1:
-    ]:  # exact but for rounding, which random weights magnify; tests/models/test_codec.py has the tight limits
-        np.testing.assert_allclose(sound, sounds[0], atol=5e-5)
+    for sound in sounds[1:]:
+        np.testing.assert_array_equal(sound, sounds[0])
 
 
 def test_sound_comes_from_the_first_frame_on_in_growing_chunks(pipeline):
@@ -159,7 +157,7 @@ def test_sound_comes_from_the_first_frame_on_in_growing_chunks(pipeline):
         assert sum(sizes) == 25
         assert sizes[0] == 1
         if not playback.live:  # nobody listens, so no clock matters
-            assert sizes == [1, 1, 2, 4, 8, 8, 1]
+            assert sizes == [1, 1, 2, 4, 8, 9]
     turn = ask(pipeline, spoken(sampling=sampling, playback=Playback(live=False, first_frames=4)))
     assert [len(event.samples) // FRAME_SAMPLES for event in turn.events if isinstance(event, AudioChunk)][:2] == [4, 4]
 

@@ -12,6 +12,7 @@ import av
 import numpy as np
 
 from aura_omni.media.encoder import encode
+from aura_omni.media.noise import swelling_noise
 
 SPEECH_RATE = 16_000  # Hz
 
@@ -89,9 +90,8 @@ class Transcripts:
 
 
 def noise(random: np.random.Generator, length_s: float) -> bytes:
-    """A WAV file of faint noise, 16 kHz mono."""
-    samples = random.standard_normal(int(length_s * SPEECH_RATE)).astype(np.float32) * 0.1
-    return encode(samples, SPEECH_RATE, "wav")
+    """A WAV file of noise that may be speech, 16 kHz mono."""
+    return encode(swelling_noise(random, length_s, SPEECH_RATE), SPEECH_RATE, "wav")
 
 
 def film(random: np.random.Generator, frames: int, size: tuple[int, int]) -> bytes:

@@ -2,7 +2,7 @@
 
 The reply is sent as it is made with `stream_format: "audio"` (or `stream: true`), and pcm always; otherwise it is a file that
 knows its length. `stream_format: "sse"` sends the same bytes as `speech.audio.delta` {audio: base64, response_format}
-events and ends with `speech.audio.done` {usage, audio_finish_reason}. A stream of bytes that fails is broken off; a stream
+events and ends with `speech.audio.done` {usage, audio_finish_reason}. A stream of bytes that fails, or whose speech a guard stopped, is broken off; a stream
 of events ends with an `error` event.
 """
 
@@ -20,7 +20,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 from starlette.types import Send
 
-from aura_omni.errors import AuraError, BadRequest, NotFound, Unavailable, UnsupportedOption
+from aura_omni.errors import AuraError, BadRequest, EngineError, NotFound, Unavailable, UnsupportedOption
 from aura_omni.flow import (
     FRAME_SAMPLES,
     VOICE_RATE,
@@ -167,6 +167,11 @@ class _Reply:
             case AudioChunk() if len(event.samples):
                 self._spoken = True
                 yield from map(self._data, self._sound.feed(event.samples))
+            case Ended() if event.speech_stopped and not self._wanted.as_events:
+                # Nothing in bytes of sound can say so, and an end would pass for a whole answer.
+                raise EngineError(
+                    f"the speech did not come to its end and was stopped ({event.speech_reason}); ask again, or without a stream"
+                )
             case Ended():
                 if not self._spoken:
                     yield from map(self._data, self._sound.feed(SILENCE))

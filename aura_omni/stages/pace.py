@@ -22,8 +22,8 @@ class Pace:
     nor `most`. A Talker at twice the speed of playing and more fills each of them before the listener has heard the last.
     From a slower one the listener gets what there is before they run out of speech.
 
-    So chunks depend on the clock only where they must. Decoding in other chunks rounds differently in the last bit, and
-    speech that is streamed in time is the same, bit for bit, as speech that nobody waits for.
+    So chunks depend on the clock only where they must: speech that is streamed in time is chunked as speech that nobody waits
+    for, and so rounded alike where frames are decoded together (on a GPU).
     """
 
     def __init__(

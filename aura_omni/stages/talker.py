@@ -199,8 +199,12 @@ class TalkerStage(StageModel):
 
     @staticmethod
     def bounded(sampling: Sampling) -> Sampling:
-        """The sampling with the least number of frames that every sequence has."""
-        return replace(sampling, min_tokens=max(sampling.min_tokens, _MIN_FRAMES))
+        """The sampling with the least number of frames that every sequence has.
+
+        With ignore_eos that is all of its budget: the id that ends speech is no code, so it must not even be drawn.
+        """
+        least = sampling.max_tokens if sampling.ignore_eos else _MIN_FRAMES
+        return replace(sampling, min_tokens=max(sampling.min_tokens, least))
 
     def sequence(
         self,
@@ -231,7 +235,7 @@ class TalkerStage(StageModel):
             track.close()
         return Sequence(
             tokens=[ids.pad] * prompt.prefill.length,
-            sampling=replace(sampling, min_tokens=max(sampling.min_tokens, _MIN_FRAMES)),
+            sampling=self.bounded(sampling),
             on_output=on_output,
             on_end=on_end,
             stop_ids=self.stop_ids,

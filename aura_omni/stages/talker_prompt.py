@@ -23,12 +23,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aura_omni.engine.loader import Checkpoint
-from aura_omni.errors import BadRequest, CheckpointError
+from aura_omni.errors import BadRequest, CheckpointError, PromptTooLong
 from aura_omni.flow import FRAME_SAMPLES
 from aura_omni.models.fields import whole
+from aura_omni.stages.speech_text import SpeechText
+from aura_omni.stages.spoken_ids import SpokenIds
 from aura_omni.stages.tokenizer import Encoder, TextTokenizer
 from aura_omni.stages.voices import Speaking
 
+MOST_WRITTEN = 16  # characters of a written text for each token that can be read; words have 4 or 5, the rest is markup
+_AT_ONCE = 4_096  # characters
+_WAY_OUT = "Send less, or raise max_model_len of the Talker."
 _ROLE_ROWS = 3
 LEAST_PREFILL = _ROLE_ROWS + 6  # rows of the shortest prompt: no language, no speaker, streaming
 
@@ -167,14 +172,31 @@ class PromptWriter:
             raise BadRequest("there is no text to speak")
         return ids
 
-    def refuse_endless(self, text: str, param: str = "messages") -> None:
-        """Raises PromptTooLong for a text that cannot be read to its end, before any work is put into it."""
-        self._tokenizer.refuse_endless(
-            [text],
-            limit=self._max_model_len,
-            way_out="Send less, or raise max_model_len of the Talker.",
-            param=param,
-        )
+    def spoken(self, text: str, *, language: str | None, context: str) -> list[int] | None:
+        """A whole text as it is written -> ids of its spoken form; None: there is no word in it.
+
+        language, context: as SpeechText has them. Raises PromptTooLong for a text that cannot be read to its end, as soon as
+        that is sure: what is left of it is not looked at.
+        """
+        most = MOST_WRITTEN * self._max_model_len
+        if len(text) > most:
+            raise PromptTooLong(
+                f"the text has {len(text):,} characters; to be spoken in a clean form it may have {most:,}, {MOST_WRITTEN} for "
+                f"each of the {self._max_model_len:,} tokens that this model takes. {_WAY_OUT}",
+                param="messages",
+            )
+        ids: list[int] = []
+        spoken = SpokenIds(self.encoder(), SpeechText(language, context=context))
+        for start in range(0, len(text), _AT_ONCE):
+            ids += spoken.push(text[start : start + _AT_ONCE])
+            if len(ids) > self._max_model_len:
+                raise PromptTooLong(
+                    f"the first {min(start + _AT_ONCE, len(text)):,} of the text's {len(text):,} characters are {len(ids):,} tokens; this model "
+                    f"takes {self._max_model_len:,}. {_WAY_OUT}",
+                    param="messages",
+                )
+        ids += spoken.end()
+        return ids if spoken.speakable else None
 
     def encoder(self) -> Encoder:
         """For a body that arrives in pieces: its ids joined are `body` of the whole text (stripped at the front)."""
@@ -243,7 +265,7 @@ class PromptWriter:
         )
 
     def _encode(self, text: str, param: str) -> list[int]:
-        self.refuse_endless(text, param)
+        self._tokenizer.refuse_endless([text], limit=self._max_model_len, way_out=_WAY_OUT, param=param)
         return self._tokenizer.encode(text)
 
     def prefill(

@@ -146,8 +146,9 @@ class Encoder:
         self._open = ""  # text whose ids are not certain
 
     def push(self, text: str) -> list[int]:
+        seen = max(len(self._open), 1)  # no word ends before: it would have left
         self._open += text
-        for at in range(len(self._open) - 1, 0, -1):
+        for at in range(len(self._open) - 1, seen - 1, -1):
             after = self._open[at]
             # A combining mark belongs to the letter before it.
             if self._open[at - 1].isalpha() and not after.isalpha() and not unicodedata.category(after).startswith("M"):

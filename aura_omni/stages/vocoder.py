@@ -4,14 +4,15 @@
     runner.push(stream, [frame])         # as the Talker makes them
     runner.close(stream)                 # no more frames; ends once all are audio
 
-Streams of any age share a step, and how frames are cut into steps does not change the audio, so the runner is free to
-decode whatever has come: one frame when that is all there is (the first audio), up to 32 when a stream is behind. A step
-never waits for the device: what it made is found by a later one. On CUDA the small ones are graphs.
+Streams of any age share a step, and how frames are cut into steps does not change the audio but for rounding, so the runner is
+free to decode whatever has come: one frame when that is all there is (the first audio), up to 32 when a stream is behind. A
+step never waits for the device: what it made is found by a later one. On CUDA the small ones are graphs. On a CPU every frame is
+computed alone: then the sound is the same to the last bit, however it is cut and whoever else speaks.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -92,6 +93,8 @@ class Stream:
     reference: Reference | None
     start: CodecSnapshot | None = None  # what the reference leaves in the decoder
     pending: list[np.ndarray] = field(default_factory=list)
+    chunks: deque[int] = field(default_factory=deque)  # frames of each push whose sound was not handed on
+    made: list[np.ndarray] = field(default_factory=list)  # sound of the first of them, as far as it is there
     received: int = 0  # frames, for messages
     slot: int | None = None
     served: int = -1  # number of its last step; -1 until one was launched
@@ -117,16 +120,18 @@ class VocoderRunner:
         max_step_frames: int = MAX_STEP_FRAMES,
         max_references: int = 32,
         graphs: bool = False,
+        alone: bool = False,
         lane: Lane | None = None,
     ) -> None:
         """max_step_frames bounds streams times frames of one step, and with it the activations; max_references how many
         reference states are kept (the least recently used one goes first).
 
-        graphs: small steps are CUDA graphs, captured here. lane: where steps are computed; None: a new one.
+        graphs: small steps are CUDA graphs, captured here. alone: every frame of every stream is computed by itself. lane: where steps are computed; None: a new one.
         """
         self.decoder = decoder
         self.max_num_seqs, self.max_waiting = max_num_seqs, max_waiting
         self.max_step_frames, self.max_references = max_step_frames, max_references
+        self._alone = alone
         self._device = next(decoder.parameters()).device
         self._lane = lane or Lane(self._device)
         with self._lane.active():
@@ -153,7 +158,7 @@ class VocoderRunner:
     ) -> Stream:
         """Start a stream.
 
-        on_audio gets float32 [n * 1920], 24 kHz, a delta. on_end is called exactly once, after the last audio, with
+        on_audio gets float32 [n * 1920], 24 kHz, a delta: the sound of n frames that were pushed together. on_end is called exactly once, after the last audio, with
         "stop", "cancelled" or "error" (and then the error).
         With a reference the audio continues it: the decoder is where it would be had it decoded the reference, whose own
         samples are not made. Raises Overloaded, or CodeOutOfRange when the reference holds a code that does not exist.
@@ -185,6 +190,8 @@ class VocoderRunner:
         stream.received += len(codes)
         self._frames_in += len(codes)
         stream.pending.extend(codes)
+        if len(codes):
+            stream.chunks.append(len(codes))
 
     def close(self, stream: Stream) -> None:
         """No more frames will come. The stream ends with "stop" when all it has are audio."""
@@ -213,12 +220,16 @@ class VocoderRunner:
             worked |= self._end_finished()
             worked |= self._prime()
             self._admit()
-            group, count = self._next_group()
-            if group:
-                self._decode(group, count)
-                self._land()  # a CPU has computed it already
+            groups = self._next_groups()
+            for group, count in groups:
+                if self._flight is not None:
+                    break
+                if going := [stream for stream in group if not stream.ended]:  # another's on_audio may have aborted it
+                    self._decode(going, count)
+                    self._land()  # a CPU has computed it already
+            if groups:
                 self._end_finished()
-        return worked or bool(group)
+        return worked or bool(groups)
 
     def abort_all(self, error: Exception) -> None:
         self._flight = None
@@ -312,15 +323,17 @@ class VocoderRunner:
                 else:
                     self._state.restore(stream.slot, stream.start)
 
-    def _next_group(self) -> tuple[list[Stream], int]:
-        """The streams of this step and the frames each decodes: first audio first, then who has waited longest."""
+    def _next_groups(self) -> list[tuple[list[Stream], int]]:
+        """The streams that are computed together and the frames each decodes: first audio first, then who has waited longest."""
         ready = [stream for stream in self._streams if stream.slot is not None and stream.pending]
         if not ready:
-            return [], 0
+            return []
         ready.sort(key=lambda stream: stream.served)
+        if self._alone:
+            return [([stream], 1) for stream in ready]
         count = _step_frames(len(ready[0].pending))
         group = [stream for stream in ready if _step_frames(len(stream.pending)) == count]
-        return group[: max(1, self.max_step_frames // count)], count
+        return [(group[: max(1, self.max_step_frames // count)], count)]
 
     def _decode(self, group: list[Stream], count: int) -> None:
         """Launch the next `count` frames of each stream of the group."""
@@ -370,9 +383,21 @@ class VocoderRunner:
         samples = flight.arrival.numpy()
         self._frames_out += samples.size // FRAME_SAMPLES
         for stream, row in zip(flight.streams, samples, strict=True):
-            if not stream.ended:  # it may have been aborted since, also by an earlier stream's on_audio
-                stream.on_audio(row)
+            stream.made.append(row)
+            self._hand_on(stream)
         return True
+
+    def _hand_on(self, stream: Stream) -> None:
+        """The sound of what was pushed together, together."""
+        # It may have been aborted since, also by an earlier stream's on_audio.
+        while stream.chunks and not stream.ended:
+            size = stream.chunks[0] * FRAME_SAMPLES
+            if sum(map(len, stream.made)) < size:
+                return
+            stream.chunks.popleft()
+            sound = np.concatenate(stream.made)
+            stream.made = [sound[size:]]
+            stream.on_audio(sound[:size])
 
     def _fail(self, streams: list[Stream], what: str, error: RuntimeError) -> None:
         """The device refused (out of memory, say): these streams end in the next step, the others go on."""

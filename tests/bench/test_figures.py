@@ -3,12 +3,16 @@
 import asyncio
 import time
 
+import numpy as np
 import pytest
 
 from aura_omni.bench.arrivals import closed, open_loop
 from aura_omni.bench.drive import Answer
 from aura_omni.bench.playback import listen
 from aura_omni.bench.report import draw, figures, spread
+from aura_omni.bench.work import noise
+from aura_omni.media.audio import decode_audio
+from aura_omni.media.level import may_be_speech
 
 
 def test_sound_that_comes_in_time_has_no_gap():
@@ -108,3 +112,10 @@ def test_a_picture_is_drawn(tmp_path):
     runs = [{"load": f"{n} clients", **figures([good], wall_s=1.0)} for n in (1, 4)]
     draw(runs, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("length_s", [0.5, 1.0, 5.0, 40.0])
+def test_what_stands_for_speech_is_listened_to(length_s):
+    sound = decode_audio(noise(np.random.default_rng(0), length_s), max_s=60)
+    assert sound.duration_s == pytest.approx(length_s)
+    assert may_be_speech(sound.samples, sound.rate)

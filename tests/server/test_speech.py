@@ -206,6 +206,27 @@ def test_a_failure_before_the_first_sound_has_a_real_status(served: Served, aske
     assert failure.value.code == "engine_error"
 
 
+@pytest.mark.parametrize("reason", ["length", "loop", "silence"])
+@pytest.mark.parametrize("asked", [{"response_format": "pcm"}, {"stream_format": "audio", "response_format": "mp3"}])
+def test_bytes_of_speech_that_ran_away_do_not_pass_for_a_whole_answer(asked: dict[str, Any], reason: Any) -> None:
+    pipeline = FakePipeline(
+        lambda _: iter([AudioChunk(tone(440, 30)), Ended("stop", speech_reason=reason, speech_stopped=True)])
+    )
+    with (
+        serving(pipeline) as url,
+        httpx.stream("POST", f"{url}/v1/audio/speech", json={"input": "Hello.", **asked}) as response,
+        pytest.raises(httpx.RemoteProtocolError, match="incomplete"),
+    ):
+        response.raise_for_status().read()
+
+
+def test_bytes_of_speech_as_long_as_was_asked_for_end_as_they_should() -> None:
+    pipeline = FakePipeline(lambda _: iter([AudioChunk(tone(440, 3)), Ended("stop", speech_reason="length")]))
+    with serving(pipeline) as url:
+        body = {"input": "Hello.", "response_format": "pcm", "max_new_tokens": 3}
+        assert len(httpx.post(f"{url}/v1/audio/speech", json=body).content) == 3 * 2 * FRAME_SAMPLES
+
+
 @pytest.mark.parametrize("asked", [{"response_format": "pcm"}, {"stream_format": "audio"}])
 def test_a_byte_stream_that_fails_is_broken_off(asked: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     got: list[bytes] = []

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aura_omni.engine.loader import Checkpoint
-from aura_omni.errors import BadRequest
-from aura_omni.stages.talker_prompt import PromptWriter, prefill_length
+from aura_omni.errors import BadRequest, PromptTooLong
+from aura_omni.stages.speech_text import SpeechText, whole
+from aura_omni.stages.talker_prompt import MOST_WRITTEN, PromptWriter, prefill_length
 from aura_omni.stages.tokenizer import TextTokenizer
 from aura_omni.stages.voices import Speaking
 from tests.reference_tts import reference_ids, reference_tokenizer, special_ids, tts_config, write_tokenizer
@@ -187,3 +188,38 @@ def test_ids_out_of_the_vocabulary_are_refused(writer: PromptWriter, bad: int) -
 def test_an_answer_of_control_tokens_alone_is_refused(writer: PromptWriter) -> None:
     with pytest.raises(BadRequest, match="no text to speak"):
         writer.body_of_ids([*writer.role_ids, ID["<think>"], *writer.body("x"), ID["<|im_end|>"]])
+
+
+# ---------------------------------------------------------------- the spoken form of a whole text
+
+
+@pytest.mark.parametrize(
+    "written", ["\n# Hi\nIt is **2.5 kg**.", "so it was, " + "😀" * 9_000 + " 2 kg", "😀", "<!-- no word -->", "..."]
+)
+def test_the_ids_of_a_written_text_are_those_of_its_spoken_form(writer: PromptWriter, written: str) -> None:
+    ids = writer.spoken(written, language="english", context="")
+    words = any(character.isalnum() for character in whole(written, "english"))
+    assert ids == (writer.body(whole(written, "english")) if words else None)
+
+
+@pytest.fixture
+def short(tokenizer: TextTokenizer) -> PromptWriter:
+    return PromptWriter(tokenizer, tts_config("base"), "tiny", max_model_len=1_000)
+
+
+def test_a_text_that_cannot_fit_is_not_read_to_its_end(short: PromptWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    feed = SpeechText.feed
+    monkeypatch.setattr(SpeechText, "feed", lambda self, delta: read.append(len(delta)) or feed(self, delta))
+    with pytest.raises(
+        PromptTooLong, match=r"the first 4,096 of the text's 16,000 characters are [\d,]+ tokens; .* takes 1,000"
+    ):
+        short.spoken("no " * 5_333 + ".", language=None, context="")
+    assert sum(read) == 4_096
+    read.clear()
+    with pytest.raises(
+        PromptTooLong, match=r"4,000,000 characters; .* may have 16,000, 16 for each of the 1,000 tokens"
+    ):
+        short.spoken("😀" * 4_000_000, language=None, context="")
+    assert not read
+    assert short.spoken("😀" * (MOST_WRITTEN * 1_000 - 1) + "a", language=None, context="") is not None

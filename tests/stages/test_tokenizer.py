@@ -80,3 +80,26 @@ def test_a_word_leaves_with_the_character_behind_it(tokenizer):
     assert encoder.push("assis") == []
     assert encoder.push("tant") == []
     assert encoder.push(" ") == tokenizer.encode("assistant")
+
+
+class Watched(str):
+    """Counts the characters that are looked at."""
+
+    looks = 0
+
+    def __getitem__(self, at):
+        Watched.looks += 1
+        return super().__getitem__(at)
+
+    def __add__(self, other):
+        return Watched(super().__add__(other))
+
+
+@pytest.mark.parametrize("filling", ["1", "!", "a", "好"])
+def test_text_without_the_end_of_a_word_is_not_searched_for_it_twice(tokenizer, monkeypatch, filling):
+    encoder = Encoder(tokenizer)
+    encoder._open = Watched()
+    monkeypatch.setattr(Watched, "looks", 0)
+    for _ in range(2_000):
+        assert encoder.push(filling) == []
+    assert Watched.looks <= 2 * 2_000

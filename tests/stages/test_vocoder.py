@@ -84,11 +84,37 @@ def test_one_stream_is_its_whole_audio_then_one_end(decoder: CodecDecoder) -> No
     runner.push(stream, codes)
     runner.close(stream)
     drain(runner)
-    assert [len(chunk) // 1920 for chunk in heard.chunks] == [32, 8, 4, 1]
+    assert [len(chunk) // 1920 for chunk in heard.chunks] == [45]  # what was pushed together
     np.testing.assert_allclose(heard.samples, whole(decoder, codes), atol=1e-5)
     assert heard.ends == [("stop", None)]
     assert heard.slots_at_end == runner.slots_used == 0
     assert not runner.step()
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=6), st.data())
+def test_frames_that_are_computed_alone_sound_the_same_to_the_last_bit(
+    decoder: CodecDecoder, sizes: list[int], data: st.DataObject
+) -> None:
+    """However they are pushed, and whoever else speaks."""
+    codes = codes_of(sum(sizes), seed=11)
+
+    def spoken(cuts: list[int], *, company: bool) -> np.ndarray:
+        runner = VocoderRunner(decoder, max_num_seqs=2, alone=True)
+        stream, heard = start(runner)
+        other, _ = start(runner)
+        for chunk in np.split(codes, np.cumsum(cuts)[:-1]):
+            runner.push(stream, chunk)
+            if company:
+                runner.push(other, chunk[::-1])
+            for _ in range(data.draw(st.integers(0, 3), "steps")):
+                runner.step()
+        runner.close(stream)
+        drain(runner)
+        assert [len(chunk) // 1920 for chunk in heard.chunks] == cuts
+        return heard.samples
+
+    np.testing.assert_array_equal(spoken(sizes, company=True), spoken([sum(sizes)], company=False))
 
 
 @settings(max_examples=25, deadline=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from aura_omni.stages.speech_text.english import SPAN
+from aura_omni.stages.speech_text.english import calculation, span
 from aura_omni.stages.speech_text.numbers import chinese as number
 from aura_omni.stages.speech_text.numbers import chinese_digits as digits
 
@@ -22,6 +22,19 @@ _MONEY = {
     "CNY": "元", "RMB": "元", "JPY": "日元",
 }  # fmt: skip
 _SYMBOLS = {"&": "和", "+": "加", "=": "等于", "×": "乘", "÷": "除以", "≈": "约等于", "≤": "小于等于", "≥": "大于等于"}
+_HALVES = {"½": "二分之一", "⅓": "三分之一", "⅔": "三分之二", "¼": "四分之一", "¾": "四分之三"}
+_OPERATIONS = {
+    "-": "减",
+    "−": "减",
+    "+": "加",
+    "×": "乘",
+    "*": "乘",
+    "x": "乘",
+    "÷": "除以",
+    "/": "除以",
+    "=": "等于",
+    "≈": "约等于",
+}
 _COUNTED = frozenset(
     "个次只张本件条位名块倍种家岁周天年元双台辆杯瓶份句遍点度米克升秒人部座棵颗把套间封篇首片群队节道门项批分小公千百万亿"
 )
@@ -32,8 +45,8 @@ _N = r"(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?)"
 
 def read(written: str, *, before: str, after: str) -> str | None:
     """None: it is spoken as it is written. before, after: the characters around it, "" for none."""
-    if written in _SYMBOLS:
-        return _SYMBOLS[written]
+    if (known := _SYMBOLS.get(written) or _HALVES.get(written)) is not None:
+        return known
     if not any(character.isdigit() for character in written):
         return None
     if after == "年" and re.fullmatch(r"\d{2}|\d{4}", written):
@@ -47,9 +60,9 @@ def read(written: str, *, before: str, after: str) -> str | None:
     for pattern, words in _READINGS:
         if (found := pattern.fullmatch(written)) and (said := words(found)) is not None:
             return said
-    if span := SPAN.fullmatch(written):
-        ends = [read(end, before=before, after="") for end in span.groups()]
-        return None if None in ends else "到".join(filter(None, ends))
+    if ends := span(written):
+        low, high = (read(end, before=before, after="") for end in ends)
+        return None if low is None or high is None else f"{low}到{high}"
     return None
 
 
@@ -91,6 +104,17 @@ def _date(found: re.Match[str]) -> str | None:
     return f"{digits(year)}年{number(str(int(month)))}月{number(str(int(day)))}日"
 
 
+def _calculation(written: str) -> str | None:
+    parts = calculation(written)
+    return None if parts is None else "".join(_OPERATIONS.get(part) or _signed("", part) for part in parts)
+
+
+def _power(found: re.Match[str]) -> str:
+    sign, written, exponent = found.groups()
+    below = "负" if exponent[0] in "-−" else ""
+    return f"{_signed(sign, written)}乘以十的{below}{_signed('', exponent.lstrip('+-−'))}次方"
+
+
 def _points(written: str) -> str:
     return "点".join(number(part) for part in written.split("."))
 
@@ -100,7 +124,7 @@ _READINGS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str | None]], 
     for pattern, words in (
         (r"[vV] ?(\d+(?:\.\d+)*)", lambda found: f"v{_points(found[1])}"),
         (r"(\d+(?:\.\d+){2,})", lambda found: _points(found[1])),
-        (r"([01]?\d|2[0-4]):([0-5]\d)(?::([0-5]\d))?", _clock),
+        (r"([01]?\d|2[0-3]|24(?=:00)):([0-5]\d)(?::([0-5]\d))?", _clock),
         (r"(\d{4})([-/.])(\d{1,2})\2(\d{1,2})", _date),
         (rf"{_SIGN}(US\$|[$€£¥]){_N}", lambda found: f"{_SIGNS[found[1]]}{_two(found[3])}{_MONEY[found[2]]}"),
         (rf"{_SIGN}{_N} ?([$€£]|USD|EUR|GBP|CNY|RMB|JPY)",
@@ -110,9 +134,12 @@ _READINGS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str | None]], 
         (rf"{_N} ?[-–—~] ?{_N} ?([^\d\s.,]\S{{0,4}})?", _span),
         (r"\d{2,4}(?:-\d{2,4}){1,3}", lambda found: "，".join(digits(group) for group in found[0].split("-"))),
         (r"(\d+)/(\d+)", lambda found: f"{number(found[2])}分之{number(found[1])}"),
-        (r"(\d+):(\d+)", lambda found: f"{number(found[1])}比{number(found[2])}"),
+        (r"(\d+):(0|[1-9]\d*)", lambda found: f"{number(found[1])}比{number(found[2])}"),
         (rf"{_N} ?[x×] ?{_N}", lambda found: f"{_signed('', found[1])}乘{_signed('', found[2])}"),
         (r"#(\d+)", lambda found: f"{number(found[1])}号"),
         (rf"{_SIGN}{_N}", lambda found: _signed(found[1], found[2])),
+        (rf"{_SIGN}{_N}[eE]([-+−]?\d{{1,3}})", _power),
+        (r"(\d+)([½⅓⅔¼¾])", lambda found: f"{number(found[1])}又{_HALVES[found[2]]}"),
+        (r"\S+", lambda found: _calculation(found[0])),
     )
 )  # fmt: skip

@@ -53,6 +53,7 @@ _MONEY = {
 _SCALES = {"k": "thousand", "m": "million", "bn": "billion", "b": "billion", "t": "trillion"}
 _FRACTIONS = {"1/2": "one half", "1/3": "one third", "2/3": "two thirds", "1/4": "one quarter", "3/4": "three quarters",
               "24/7": "twenty-four seven"}  # fmt: skip
+_HALVES = {"½": "one half", "⅓": "one third", "⅔": "two thirds", "¼": "one quarter", "¾": "three quarters"}
 _YEAR = re.compile(r"1[1-9]\d\d|20\d\d")
 _BEFORE_YEARS = {"in", "since", "from", "until", "till", "by", "of", "year", "before", "after", "during", "circa"}.union(_MONTH_OF)  # fmt: skip
 _BEFORE_DECADES = frozenset(("the", "early", "mid", "late"))
@@ -61,7 +62,11 @@ _N = r"(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
 _SIGNS = {"": "", "-": "minus ", "−": "minus ", "+": "plus ", "~": "about ", "≈": "about ", "±": "plus or minus ",
           "<": "under ", ">": "over "}  # fmt: skip
 _SIGN = r"([-−+~≈±<>]?)"
-SPAN = re.compile(r"([^-–—~]*[:$€£¥%apm][^-–—~]*)[-–—~]([^-–—~]+)")  # of times, money, percentages
+_DASH = re.compile(r"[-–—~]")
+_SPANNED = frozenset(":$€£¥%apm")  # signs of times, money and percentages
+_SUM = re.compile(rf"{_N}(?:[-+−×÷*/=≈x]{_N})+")
+_OPERATIONS = {"-": "minus", "−": "minus", "+": "plus", "×": "times", "*": "times", "x": "times", "÷": "divided by",
+               "/": "divided by", "=": "equals", "≈": "is about"}  # fmt: skip
 
 
 def may_end_a_sentence(written: str) -> bool:
@@ -80,6 +85,8 @@ def read(written: str, *, before: str, after: str = "") -> str | None:
         return known
     if re.fullmatch(r"(?:[A-Z]\.){2,}|[A-HJ-Z]\.", written):
         return " ".join(written.replace(".", ""))
+    if written in _HALVES:
+        return _HALVES[written]
     if written != "*" and not any(character.isdigit() for character in written):
         return None
     if _YEAR.fullmatch(written) and not _BEFORE_YEARS.isdisjoint(before.split()):
@@ -91,10 +98,23 @@ def read(written: str, *, before: str, after: str = "") -> str | None:
     for pattern, words in _READINGS:
         if (found := pattern.fullmatch(written)) and (said := words(found)) is not None:
             return said
-    if span := SPAN.fullmatch(written):
-        ends = [read(end, before=before) for end in span.groups()]
-        return None if None in ends else " to ".join(filter(None, ends))
+    if ends := span(written):
+        low, high = (read(end, before=before) for end in ends)
+        return None if low is None or high is None else f"{low} to {high}"
     return None
+
+
+def span(written: str) -> tuple[str, str] | None:
+    """The two ends of a span of times, of money or of percentages."""
+    ends = _DASH.split(written, maxsplit=2)
+    return (ends[0], ends[1]) if len(ends) == 2 and ends[1] and not _SPANNED.isdisjoint(ends[0]) else None
+
+
+def calculation(written: str) -> list[str] | None:
+    """Its numbers, and the signs between them, in turn; None: it is none. "1-2", "1/2" and "4x3" alone are not."""
+    if not _SUM.fullmatch(written) or not any(sign in written for sign in "+×÷=≈"):
+        return None
+    return re.split(r"([-+−×÷*/=≈x])", written)
 
 
 def _plain(written: str) -> str:
@@ -181,8 +201,19 @@ def _day_month(found: re.Match[str]) -> str | None:
 
 
 def _decade(found: re.Match[str]) -> str | None:
-    words = year(found[1]) if len(found[1]) == 4 else number(found[1])
+    decade = next(filter(None, found.groups()))
+    words = year(decade) if len(decade) == 4 else number(decade)
     return f"{words[:-1]}ies" if words.endswith("ty") else f"{words}s"
+
+
+def _calculation(written: str) -> str | None:
+    parts = calculation(written)
+    return None if parts is None else " ".join(_OPERATIONS.get(part) or number(_plain(part)) for part in parts)
+
+
+def _power(found: re.Match[str]) -> str:
+    sign, written, exponent = found.groups()
+    return f"{_signed(sign, written)} times ten to the power of {_signed(exponent[0].strip('0123456789+'), exponent.lstrip('+-−'))}"
 
 
 def _digit_groups(found: re.Match[str]) -> str:
@@ -199,7 +230,7 @@ _READINGS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str | None]], 
         (r"(?:[vV]|[vV]er\.?|[vV]ersion) ?(\d+(?:\.\d+)*)", lambda found: f"version {_points('point')(found)}"),
         (r"(\d+\.\d+\.\d+\.\d+)", _points("dot")),
         (r"(\d+(?:\.\d+){2,})", _points("point")),
-        (r"([01]?\d|2[0-4]):([0-5]\d)(?::([0-5]\d))?(?: ?([aApP])\.?[mM]\.?)?", _clock),
+        (r"([01]?\d|2[0-3]|24(?=:00)):([0-5]\d)(?::([0-5]\d))?(?: ?([aApP])\.?[mM]\.?)?", _clock),
         (r"(1[0-2]|0?[1-9]) ?([aApP])\.?[mM]\.?", lambda found: f"{number(str(int(found[1])))} {found[2].upper()}M"),
         (r"(\d{4})([-/])(\d{1,2})\2(\d{1,2})", lambda found: _date(int(found[3]), found[4], found[1])),
         (r"(\d{1,2})/(\d{1,2})/(\d{4}|\d{2})", _slashed_date),
@@ -208,7 +239,7 @@ _READINGS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str | None]], 
         (rf"{_SIGN}(US\$|[$€£¥]){_N}(?: ?(k|K|m|M|bn|B|b|T|thousand|million|billion|trillion))?",
          lambda found: _money(found[1], found[3], found[2], found[4])),
         (rf"{_SIGN}{_N} ?([$€£¥]|USD|EUR|GBP|CNY|RMB|JPY)", lambda found: _money(found[1], found[2], found[3], None)),
-        (r"([12]\d\d0)['’]?s", _decade),
+        (r"([12]\d\d0)['’]?s|['’‘](\d0)['’]?s", _decade),
         (r"\d{3}-\d{4}", _digit_groups),
         (rf"{_SIGN}{_N}[- ]?([^\d\s.,]\S{{0,4}})", _with_unit),
         (rf"{_N} ?[-–—~] ?{_N} ?([^\d\s.,]\S{{0,4}})?", _span_with_unit),
@@ -216,11 +247,14 @@ _READINGS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str | None]], 
         (r"(?:\+\d{1,3}[- ]?)?(?:\(\d{2,4}\)[- ]?)?\d{2,4}(?:-\d{2,4})+", _digit_groups),
         (r"(?:#|Nos?\. )(\d[\d,]*)", lambda found: f"number {number(_plain(found[1]))}"),
         (r"(\d+)/(\d+)", lambda found: _FRACTIONS.get(found[0], f"{number(found[1])} over {number(found[2])}")),
-        (r"(\d+):(\d+)", lambda found: f"{number(found[1])} to {number(found[2])}"),
-        (rf"{_N} ?[x×] ?{_N}", lambda found: f"{number(_plain(found[1]))} by {number(_plain(found[2]))}"),
+        (r"(\d+):(0|[1-9]\d*)", lambda found: f"{number(found[1])} to {number(found[2])}"),  # "25:00" is neither that nor a time
+        (rf"{_N} ?x ?{_N}", lambda found: f"{number(_plain(found[1]))} by {number(_plain(found[2]))}"),
         (rf"{_N}[x×]", lambda found: f"{number(_plain(found[1]))} times"),
         (r"(\d+)((?:-[A-Za-z]+)+)", lambda found: number(found[1]) + found[2]),
         (rf"{_N}k", lambda found: f"{number(_plain(found[1]))} thousand"),
         (rf"{_SIGN}{_N}", lambda found: _signed(found[1], found[2])),
+        (rf"{_SIGN}{_N}[eE]([-+−]?\d{{1,3}})", _power),
+        (r"(\d+)([½⅓⅔¼¾])", lambda found: f"{number(found[1])} and {_HALVES[found[2]].replace('one half', 'a half')}"),
+        (r"\S+", lambda found: _calculation(found[0])),
     )
 )  # fmt: skip

@@ -1,7 +1,8 @@
 """Which language a text is in, as far as it has come.
 
 By script where that decides: kana, hangul, Cyrillic, Han. Among languages in Latin letters by their most common words, which
-takes a few words to be sure of: until then, and where two are level, there is no answer. It is used to choose how numbers are
+takes a few words to be sure of: until then, and where two are level, there is no answer. Addresses, file names and versions
+are of no language: the "com" of example.com is no Portuguese. It is used to choose how numbers are
 read, and a number that is left as it is written does less harm than one that is read in the wrong language.
 """
 
@@ -30,6 +31,12 @@ _ENOUGH_HAN = 20  # characters; a sentence
 _HAN, _LATIN = re.compile("[\u3400-\u9fff]"), re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
 
 
+# What is written in Latin letters without a space, and the signs that join its parts where it is an address or a file's name.
+_JOINTS = r"[.@/\\:?=&#~_]"
+_RUN = re.compile(rf"[^\W_\u0370-\U0003ffff]+(?:(?:['’+%-]|{_JOINTS}+)[^\W_\u0370-\U0003ffff]+)*")
+_JOINED = re.compile(rf"{_JOINTS}|\d")
+
+
 class LanguageGuess:
     """Text in, the best guess so far out."""
 
@@ -44,9 +51,7 @@ class LanguageGuess:
         """Whole words; a cut word is counted as two."""
         for script, pattern in (("japanese", _KANA), ("korean", _HANGUL), ("russian", _CYRILLIC), ("chinese", _HAN)):
             self._letters[script] += len(pattern.findall(text))
-        for word in _LATIN.findall(text):
-            if not "a" <= word[0].lower() <= "ɏ":
-                continue
+        for word in (word for run in _RUN.findall(text) if not _JOINED.search(run) for word in _LATIN.findall(run)):
             self._letters["latin"] += 2
             self._foreign += not word.replace("’", "'").isascii()
             for language in _LANGUAGES.get(word.lower().replace("’", "'"), ()):

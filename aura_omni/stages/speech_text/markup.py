@@ -4,7 +4,8 @@ Between blocks (headings, list items, quotes, rows, paragraphs) comes a BREAK, b
 `reader` turns into a pause. Not a full parser: what looks like markup and is not one is kept as it is written.
 
 The work goes character by character: `_line` holds the marks at the start of a line, `_hold` those inside of it, until what
-follows says what they are.
+follows says what they are. What turns out to be none is read again without its first character. All that can be held has a
+longest form (the constants below): what is longer is no mark, but plain text. So the work grows with the text and no faster.
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ import html
 import re
 from typing import Literal
 
-from aura_omni.stages.speech_text import tags
 from aura_omni.stages.speech_text.pictures import unspoken
+from aura_omni.stages.speech_text.tags import END, Scan, tag, target
 
 BREAK, CELL = "\n", "\v"
+
+LONGEST = 2_000  # characters of a tag, a comment, a script, a link's target
+LONGEST_RUN = 1_000  # marks at the start of a line, or one mark again and again: the rest is dropped
+LONGEST_INFO = 200  # what follows the opening of a fence on its line
 
 _LINE_MARKS = frozenset(" \t>#*+-=_|:~`•")
 _NUMBER = re.compile(r"[ \t>]*\d{1,3}[.)]?")  # of an ordered list
@@ -39,6 +44,8 @@ class Markup:
         self._mode: _Mode = "line"
         self._line = ""  # marks at the start of this line; in a fence, the line
         self._hold = ""
+        self._scan: Scan | None = None  # what reads the held ones: a tag or a target
+        self._again: list[str] = []  # characters to be read again, the last one first
         self._gap = ""  # before the next line: a BREAK, a space, or nothing
         self._block = False  # this line is an item, a heading, a row: it ends with a BREAK
         self._row = False
@@ -50,16 +57,31 @@ class Markup:
 
     def push(self, text: str) -> str:
         for character in text:
-            self._take(character)
+            if character != END:
+                self._take(character)
+                self._reread()
         ready, self._out = "".join(self._out), []
         return ready
 
     def end(self) -> str:
-        if self._mode == "line":
-            self._begin_line("")
-        while self._hold:
-            self._resolve(last=True)
+        while self._hold or (self._mode == "line" and self._line):
+            if self._mode == "line":
+                self._begin_line("")
+            elif self._scan is not None:
+                self._scan.take(END)
+                self._decide(self._scan)
+            else:
+                self._resolve(last=True)
+            self._reread()
         return self.push("")
+
+    def _reread(self) -> None:
+        while self._again:
+            self._take(self._again.pop())
+
+    def _return(self, text: str) -> None:
+        """Characters that are read again before all others."""
+        self._again.extend(reversed(text))
 
     def _take(self, character: str) -> None:
         if character in _LINE_ENDS:
@@ -80,7 +102,9 @@ class Markup:
 
     def _take_mark(self, character: str) -> None:
         counted = self._line[-1:].isdigit() or self._line[-1:] in (".", ")")
-        if (character in _LINE_MARKS and not counted) or _NUMBER.fullmatch(self._line + character):
+        if character in _LINE_MARKS and not counted:
+            self._line += character if len(self._line) < LONGEST_RUN else ""
+        elif _NUMBER.fullmatch(self._line + character):
             self._line += character
         else:
             self._begin_line(character)
@@ -98,9 +122,7 @@ class Markup:
         fence = _FENCE.match(rest)
         if fence:
             self._mode, self._fence, self._gap = "info", fence[0], BREAK
-            self._line = rest[fence.end() :]
-            if character:
-                self._take(character)
+            self._return(rest[fence.end() :] + character)
             return
         if character in ("", "\n") and not any(mark.isalnum() for mark in rest):
             # A blank line, a rule, the line below a table's head: nothing is said and what follows is a new block.
@@ -112,8 +134,7 @@ class Markup:
         self._out.append(self._gap)
         self._gap, self._block, self._mode = "", block, "text"
         self._before, self._stars, self._code, self._brackets = "", 0, 0, []
-        for mark in rest + character:
-            self._take(mark)
+        self._return(rest + character)
 
     def _end_line(self) -> None:
         self._gap = BREAK if self._gap == BREAK else " "
@@ -127,13 +148,12 @@ class Markup:
         """What follows the opening of a fence on its line."""
         if character == "\n":
             self._mode, self._line = "fence", ""
-        elif character == "`" == self._fence[0]:
+        elif character == "`" == self._fence[0] or len(self._line) >= LONGEST_INFO:
             # ```code``` on one line is inline code.
             self._out.append(self._gap)
             self._gap, self._block, self._mode, self._code = "", False, "text", len(self._fence)
             info, self._line = self._line, ""
-            for held in info + character:
-                self._take(held)
+            self._return(info + character)
         else:
             self._line += character
 
@@ -149,14 +169,22 @@ class Markup:
     # ------------------------------------------------------------ inside a line
 
     def _take_inline(self, character: str) -> None:
-        if self._hold:
+        if self._scan is not None:
             self._hold += character
+            if self._scan.take(character) or (len(self._hold) >= LONGEST and self._scan.take(END)):
+                self._decide(self._scan)
+        elif self._hold:
             if character != self._hold[0] or character not in _RUNS:  # a run may be long: it is looked at once
+                self._hold += character
                 self._resolve()
+            elif len(self._hold) < LONGEST_RUN:
+                self._hold += character
         elif character == "\n":
             self._end_line()
         elif character == "`" or (character in _HELD and not self._code):
             self._hold = character
+            if character == "<":
+                self._scan = Scan(tag())
         else:
             self._write(character)
 
@@ -177,14 +205,12 @@ class Markup:
                 size = len(held) - len(held.lstrip(held[0]))
                 if size < len(held) or last:
                     self._release(size, self._said_of_run(held[:size], held[size : size + 1]))
-            case "<":
-                self._resolve_tag(held, last=last)
             case "&":
                 self._resolve_entity(held, last=last)
             case "[":
                 self._resolve_opening(held, last=last)
             case "]":
-                self._resolve_closing(held, last=last)
+                self._resolve_closing(held)
             case "|":
                 self._resolve_bar(held)
             case "!":
@@ -198,12 +224,11 @@ class Markup:
 
     def _release(self, size: int, said: str) -> None:
         """The first `size` held characters are spoken as said; the others are read again."""
-        held, self._hold = self._hold, ""
+        held, self._hold, self._scan = self._hold, "", None
         if said:
             self._write(said)
-        self._before = held[size - 1] if size else self._before
-        for character in held[size:]:
-            self._take(character)
+        self._before = held[size - 1]
+        self._return(held[size:])
 
     def _said_of_run(self, run: str, after: str) -> str:
         """What is left of *, **, _, ~~, ` and their like between two characters."""
@@ -232,19 +257,18 @@ class Markup:
         self._stars = 0 if self._stars and not apart else size
         return ""
 
-    def _resolve_tag(self, held: str, *, last: bool) -> None:
-        name, address = tags.read(held), tags.link(held)
-        if (name is None or address is None) and not last:
-            return
-        if address:
-            self._release(len(held), address)
-            return
-        if not name:
+    def _decide(self, scan: Scan) -> None:
+        """The scan of the held characters is over."""
+        found = scan.found
+        if self._hold[0] == "]":
+            self._brackets.pop()
+            self._release(1 if found is None else len(self._hold), " " if found is None else "")
+        elif found is None:
             self._release(1, "<")
-            return
-        self._release(len(held), "")
-        if pause := tags.pause(name):
-            self._out.append(BREAK if pause == "block" else CELL)
+        else:
+            self._release(len(self._hold) - found.behind, found.said)
+            if found.pause:
+                self._out.append(BREAK if found.pause == "block" else CELL)
 
     def _resolve_entity(self, held: str, *, last: bool) -> None:
         if _ENTITY.fullmatch(held) and not last and held[-1] != ";":
@@ -268,18 +292,11 @@ class Markup:
         self._brackets.append(index)
         self._release(1, "[" if index else "")
 
-    def _resolve_closing(self, held: str, *, last: bool) -> None:
-        if len(held) == 1 and not last:
-            return
-        if len(held) > 2 and held[-1] not in " \t\n)]" and not last:
-            return
+    def _resolve_closing(self, held: str) -> None:
         written = self._brackets[-1] if self._brackets else True
-        if held[1:2] in ("(", "[") and not written:
-            size = tags.target(held[1:], last=last)
-            if size is None:
-                return
-            self._brackets.pop()
-            self._release(1 + size, "" if size else " ")
+        if held[1:] in ("(", "[") and not written:
+            self._scan = Scan(target())
+            self._scan.take(held[1])
             return
         if self._brackets:
             self._brackets.pop()

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from typing import Literal
 
 from aura_omni.stages.speech_text import addresses, chinese, english
 from aura_omni.stages.speech_text.language import LanguageGuess
 from aura_omni.stages.speech_text.markup import BREAK, CELL
 
-_LEAD = re.compile(r"""[(\["'“‘«<¿¡—–…{]*""")
+_LEAD = re.compile(r"""(?:(?!['’‘]\d0s)[(\["'“‘«<¿¡—–…{])*""")  # but not the mark of '90s
 _TRAIL = frozenset(""")]"'”’»>,;:!?…—}.""")
 _AWAITS_UNIT = re.compile(
     r"(?:[-−+~≈±<>]?(?:US\$|[$€£¥])?\d[\d.,:/]*(?:\s?[-–—~]\s?\d[\d.,]*)?(?<=\d)|[vV]ersion)(?:st|nd|rd|th)?"
 )
 _PAUSES = frozenset(".!?…:;,。！？；：，、")
+_ENDS = frozenset(".,;:!?")  # behind an address they are the sentence's
 _CLOSING = re.compile(r"[.,;:!?…。，！？；：、)\]”’»]+")
 _SIGNS = frozenset(("→", "⇒", "->", "=>", "-->", "|", "•", "·"))  # between words; they are a pause
-_LONGEST = 100  # characters; what is longer is no number
+_LONGEST = 100  # characters; what is longer is no number, and leaves as it comes
+_MOST_TRAILING = 3  # marks behind a word that may belong to it, as in "p.m.",
 _STRENGTH = {"": 0, " ": 1, CELL: 2, BREAK: 3}
 
 
@@ -29,6 +32,7 @@ class Reader:
     def __init__(self, language: str | None, guess: LanguageGuess) -> None:
         self._language, self._guess = language, guess
         self._word, self._word_gap = "", ""
+        self._long: Literal["no", "written", "address"] = "no"  # what the word is that has passed _LONGEST
         self._held: str | None = None  # a complete word that the next one may belong to
         self._held_gap = ""
         self._gap = ""  # since the last word
@@ -68,10 +72,36 @@ class Reader:
         else:
             if not self._word:
                 self._word_gap, self._gap = self._gap, ""
-            self._word += _narrow(character)
+            if self._long == "no":
+                self._word += _narrow(character)
+                if len(self._word) > _LONGEST:
+                    self._begin_long()
+            elif self._long == "written":
+                self._write(character)
+            else:
+                self._word = character  # of an address, only the last one counts
+
+    def _begin_long(self) -> None:
+        """The word is longer than what is looked at: of an address its host is spoken, all else goes out as it comes."""
+        word = self._word
+        if self._language is None:
+            self._guess.add(word)
+        self._let_go(word[0])
+        said = addresses.read(word, self._language or self._nearby(""))
+        self._long = "written" if said is None else "address"
+        self._say(word, word if said is None else said, self._word_gap)
+        self._dot = self._stop = False
+
+    def _end_long(self) -> None:
+        if self._long == "address" and self._word in _ENDS:
+            self._write(self._word)
+        self._word, self._long = "", "no"
 
     def _end_word(self, after: str = "") -> None:
         """The word is complete. after: the character that ended it, where that is none of white space."""
+        if self._long != "no":
+            self._end_long()
+            return
         word, gap = self._word, self._word_gap
         self._word = ""
         if not word:
@@ -111,12 +141,13 @@ class Reader:
 
     def _read(self, word: str, after: str, *, whole: bool = False) -> str | None:
         """The word in words, its quotes and punctuation kept; None: as it is written. whole: it is two words that must fit."""
-        if len(word) > _LONGEST:
-            return addresses.read(word, self._language)
         language = self._language or self._nearby(after)
         lead = _LEAD.match(word)
         start = lead.end() if lead else 0
         stop = len(word)
+        while stop - 1 > start and word[stop - 1] in _TRAIL:
+            stop -= 1
+        stop = min(stop + _MOST_TRAILING, len(word))
         while True:
             core = word[start:stop]
             said = self._read_core(core, after if stop == len(word) else word[stop], language)

@@ -24,7 +24,22 @@ def test_a_sentence_tells_its_language(text, language):
     assert guess(text) == language
 
 
-@pytest.mark.parametrize("text", ["", "12 345", "OK", "Berlin München", "!?"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "12 345",
+        "OK",
+        "Berlin München",
+        "!?",
+        "a.com",
+        "me@de.it",
+        "https://the.of/and?is=to&you",
+        "der_die.py",
+        "das.is.v2",
+        "C:\\the\\of",
+    ],
+)
 def test_what_does_not_tell_is_not_guessed(text):
     assert guess(text) is None
 
