@@ -4,54 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import openai
 import pytest
 
 from aura_omni.config import Config
-from aura_omni.flow import Event, StageName, TurnRequest
+from aura_omni.flow import Event, TurnRequest
 from aura_omni.pipeline import Pipeline
+from aura_omni.server.around import Around
+from aura_omni.server.turns import Turn
 from aura_omni.stages.asr import AsrStage
 from aura_omni.stages.aura import AuraStage
 from aura_omni.stages.talker import TalkerStage
-from aura_omni.turn import Turn
 from tests.family import config, running
 from tests.server.fake import serving
 
 
-@dataclass
-class Witness:
+class Witness(Around):
     """A pipeline between the server and the real one, that remembers which requests reached the engine."""
 
-    pipeline: Pipeline
-    requests: list[TurnRequest] = field(default_factory=list)
+    def __init__(self, pipeline: Pipeline) -> None:
+        super().__init__(pipeline)
+        self.pipeline = pipeline
+        self.requests: list[TurnRequest] = []
 
     def submit(self, request: TurnRequest, sink: Callable[[Event], None]) -> Turn:
-        turn = self.pipeline.submit(request, sink)  # raises for what it refuses, before the engine
+        turn = super().submit(request, sink)  # raises for what it refuses, before the engine
         self.requests.append(request)
         return turn
-
-    @property
-    def ready(self) -> bool:
-        return self.pipeline.ready
-
-    @property
-    def reason(self) -> str:
-        return self.pipeline.reason
-
-    @property
-    def served_names(self) -> tuple[str, ...]:
-        return self.pipeline.served_names
-
-    @property
-    def stages(self) -> tuple[StageName, ...]:
-        return self.pipeline.stages
-
-    @property
-    def speakers(self) -> tuple[str, ...]:
-        return self.pipeline.speakers
 
     def close(self) -> None:
         """The server has ended; the pipeline is closed by who made it, after a look at what is left in it."""

@@ -20,6 +20,7 @@ SECONDS = 5.63
 RATE = 48_000
 CLUSTER = bytes.fromhex("1f43b675")  # the id of a piece of a Matroska file
 LIVE = {"live": "1"}
+SURROUND = 6  # channels of 5.1
 
 
 @cache
@@ -89,9 +90,11 @@ def one_of(channels: int) -> bytes:
     return wav(samples)
 
 
-def surround() -> bytes:
-    """5.1, the same voice in all of it."""
-    return make_audio(np.stack([voice()] * 6, axis=1), RATE, "wav", "pcm_s16le", "s16", layout="5.1")
+def surround(channel: int) -> bytes:
+    """5.1, the voice in one channel alone."""
+    samples = np.zeros((len(voice()), SURROUND), np.float32)
+    samples[:, channel] = voice()
+    return make_audio(samples, RATE, "wav", "pcm_s16le", "s16", layout="5.1")
 
 
 def no_samples() -> bytes:

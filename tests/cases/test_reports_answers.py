@@ -13,9 +13,11 @@ import httpx
 import openai
 import pytest
 
+from aura_omni.config import AudioChunks
 from aura_omni.errors import EngineError
-from aura_omni.flow import FRAME_S, AudioChunk, Ended, Event, TextDelta, TurnRequest, Usage
-from tests.cases.conftest import Served
+from aura_omni.flow import FRAME_S, FRAME_SAMPLES, AudioChunk, Ended, Event, TextDelta, TurnRequest, Usage
+from tests.cases.conftest import Served, served_with
+from tests.family import config
 from tests.server.fake import FakePipeline, serving, tone
 
 HELLO: dict[str, Any] = {"model": "aura-tiny", "messages": [{"role": "user", "content": "Hello?"}], "max_tokens": 8}
@@ -138,31 +140,81 @@ def test_a08_the_official_client_raises_in_the_middle_of_a_stream() -> None:
 
 # ---------------------------------------------------------------- A11
 
+LONG_TEXT = "Every word of this sentence has its time. " * 4
+SPOKEN_FOR = {"min_tokens": MINUTE, "max_tokens": MINUTE}
 
-def a_minute_at_once(_: TurnRequest) -> Iterator[Event]:
-    yield TextDelta("word " * 20_000)  # a line of text can be too long as well
+
+@pytest.fixture(scope="module")
+def talkative() -> Iterator[Served]:
+    """Every answer is long, is spoken for a minute, and is cut in chunks of 2 s, each too long for a line."""
+    aura = {"default_sampling_params": {"min_tokens": 80, "max_tokens": 80, "temperature": 0.0}}
+    talker = {"default_sampling_params": {**SPOKEN_FOR, "temperature": 0.9}}
+    with served_with(config(aura=aura, talker=talker), audio_chunks=AudioChunks(25, 25)) as served:
+        yield served
+
+
+def in_events(model: str, audio_format: str) -> list[tuple[str, dict[str, Any]]]:
+    chat = {"model": model, "messages": HELLO["messages"], "stream": True}
+    openai_audio = {"modalities": ["text", "audio"], "audio": {"voice": "vivian", "format": audio_format}}
+    speech = {"model": model, "input": LONG_TEXT, "voice": "vivian", "stream_format": "sse"}
+    return [
+        (CHAT[0], chat),
+        (CHAT[0], {**chat, **openai_audio}),
+        (SPEECH[0], {**speech, "response_format": audio_format}),
+    ]
+
+
+def lines(url: str, *requests: tuple[str, dict[str, Any]]) -> list[list[bytes]]:
+    """Of all requests, sent together: as the default reader of aiohttp gives them, which raises for those too long."""
+
+    async def read(session: aiohttp.ClientSession, path: str, body: dict[str, Any]) -> list[bytes]:
+        async with session.post(url + path, json=body) as answer:
+            assert answer.status == 200
+            return [line async for line in answer.content if line.strip()]
+
+    async def read_all() -> list[list[bytes]]:
+        async with aiohttp.ClientSession() as session:
+            return await asyncio.gather(*(read(session, path, body) for path, body in requests))
+
+    return asyncio.run(read_all())
+
+
+def sound_in(line: bytes) -> bytes:
+    """Of an event in any of the shapes; the text of an event is no sound."""
+    event = json.loads(line.removeprefix(b"data: "))
+    if "choices" not in event:
+        return base64.b64decode(event.get("audio", ""))
+    deltas = [choice["delta"] for choice in event["choices"]]
+    shapes = (
+        delta.get("audio", {}).get("data") or (event["modality"] == "audio" and delta.get("content"))
+        for delta in deltas
+    )
+    return b"".join(base64.b64decode(data) for data in shapes if data)
+
+
+def test_a11_a_minute_of_speech_comes_in_lines_that_aiohttp_reads(talkative: Served) -> None:
+    chat, _, speech = in_events("aura-tiny", "wav")
+    _, as_openai, _ = in_events("aura-tiny", "pcm16")
+    for found in lines(talkative.url, chat, as_openai, speech):
+        events = [line for line in found if b"[DONE]" not in line]
+        sound = b"".join(map(sound_in, events))
+        assert len(sound) // 2 // FRAME_SAMPLES == MINUTE
+        assert max(map(len, events)) < 60_000
+        assert len(events[-1]) < 1_000, "the end does not repeat the sound"
+
+
+def a_book_at_once(_: TurnRequest) -> Iterator[Event]:
+    yield TextDelta("word " * 20_000)
     yield AudioChunk(tone(220, MINUTE))
     yield Ended("stop", Usage(), speech_reason="stop")
 
 
-def in_events(audio_format: str) -> list[tuple[str, dict[str, Any]]]:
-    spoken = {"stream": True, "modalities": ["text", "audio"], "audio": {"voice": "vivian", "format": audio_format}}
-    return [
-        (CHAT[0], {**CHAT[1], "stream": True}),
-        (CHAT[0], {**CHAT[1], **spoken}),
-        (SPEECH[0], {**SPEECH[1], "stream_format": "sse", "response_format": audio_format}),
-    ]
-
-
-@pytest.mark.parametrize(("path", "body"), [*in_events("wav"), *in_events("pcm16")])
-def test_a11_a_minute_of_speech_comes_in_lines_that_aiohttp_reads(path: str, body: dict[str, Any]) -> None:
-    async def lines(url: str) -> list[bytes]:
-        async with aiohttp.ClientSession() as session, session.post(url + path, json=body) as answer:
-            assert answer.status == 200
-            return [line async for line in answer.content if line.strip()]
-
-    with serving(FakePipeline(a_minute_at_once)) as url:
-        found = asyncio.run(lines(url))
+@pytest.mark.parametrize(("path", "body"), in_events("AURA", "wav"))
+def test_a11_what_no_model_gives_at_once_comes_in_such_lines_too(path: str, body: dict[str, Any]) -> None:
+    """A fake, for AURA writes token by token and Code2Wav speaks in chunks: neither a text of 100 kB nor a minute of sound
+    is ever in one of their events. The server must not lean on that."""
+    with serving(FakePipeline(a_book_at_once)) as url:
+        (found,) = lines(url, (path, body))
     assert len(found) > 60
     assert max(map(len, found)) < 60_000
     assert len(found[-1]) < 1_000, "the end does not repeat the sound"

@@ -8,10 +8,12 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+import numpy as np
 import pytest
 
 from aura_omni import turn
@@ -29,6 +31,7 @@ from tests.media_files import make_picture
 
 FREED_S = 2.0
 MINUTE = {"default_sampling_params": {"min_tokens": 750, "max_tokens": 750}}  # frames, 60 s of speech
+ENDLESS = {"max_model_len": 8_192, "default_sampling_params": {"min_tokens": 6_000, "max_tokens": 6_000}}  # words
 HELLO = {"model": "aura-tiny", "messages": [{"role": "user", "content": "Hello?"}], "modalities": ["text", "audio"]}
 SAID = {"model": "aura-tiny", "voice": "vivian", "input": "Hello there."}
 LONG: dict[str, tuple[str, dict[str, Any]]] = {
@@ -42,8 +45,8 @@ LONG: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.fixture(scope="module")
 def talkative() -> Iterator[Served]:
-    """Whatever is said lasts a minute."""
-    with served_with(config(talker=MINUTE)) as served:
+    """Whatever is said lasts a minute, and whatever is heard has more words than anyone waits for."""
+    with served_with(config(talker=MINUTE, asr=ENDLESS)) as served:
         yield served
 
 
@@ -52,6 +55,10 @@ def active(served: Served) -> int:
     return parts.speech.vocoder.slots_used + sum(
         runner.counters.running + runner.counters.waiting for runner in parts.ar_runners.values()
     )
+
+
+def hearing(served: Served) -> bool:
+    return served.witness.pipeline.parts.ar_runners["asr"].counters.running > 0
 
 
 def within(seconds: float, done: Callable[[], bool]) -> bool:
@@ -63,13 +70,19 @@ def within(seconds: float, done: Callable[[], bool]) -> bool:
     return True
 
 
+@contextmanager
+def posted(served: Served, path: str, body: bytes, content_type: str) -> Iterator[socket.socket]:
+    """The whole request is sent; at the end the client hangs up, whether or not it has an answer."""
+    address = urlsplit(served.url)
+    head = f"POST {path} HTTP/1.1\r\nhost: {address.netloc}\r\ncontent-type: {content_type}\r\n"
+    with socket.create_connection((address.hostname, address.port), timeout=30) as connection:
+        connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        yield connection
+
+
 def left(served: Served, path: str, body: dict[str, Any]) -> None:
     """Ask, wait for the first sound of a stream or until the Talker is at work, and hang up."""
-    address = urlsplit(served.url)
-    data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: {address.netloc}\r\ncontent-type: application/json\r\n"
-    with socket.create_connection((address.hostname, address.port), timeout=30) as connection:
-        connection.sendall(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
+    with posted(served, path, json.dumps(body).encode(), "application/json") as connection:
         if body.get("stream") or "response_format" in body or "stream_format" in body:
             assert connection.recv(4096).startswith(b"HTTP/1.1 200")
         assert within(30, lambda: served.witness.pipeline.parts.speech.vocoder.slots_used > 0)
@@ -86,13 +99,37 @@ def test_a19_who_hangs_up_frees_every_stage(talkative: Served, kind: str) -> Non
     assert time.monotonic() - start_s < FREED_S
 
 
-def test_a19_who_hangs_up_on_a_transcription_frees_asr(served: Served) -> None:
-    files = {"file": ("blob", sounds.wav(sounds.voice()), "application/octet-stream")}
-    with httpx.Client() as client:
-        request = client.build_request("POST", f"{served.url}/v1/audio/transcriptions", files=files)
-        response = client.send(request, stream=True)
-        response.close()
-    assert within(FREED_S, lambda: active(served) == 0)
+def form(data: bytes, **fields: str) -> tuple[bytes, str]:
+    """A recording to write down, as the body of a request and its content type."""
+    request = httpx.Request("POST", "http://unused", files={"file": ("blob", data)}, data=fields)
+    return request.read(), request.headers["content-type"]
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream": "true"}], ids=["whole", "streamed"])
+@pytest.mark.parametrize("times", [1, 12], ids=["one segment", "many segments"])
+def test_a19_who_hangs_up_on_a_transcription_frees_asr(talkative: Served, times: int, fields: dict[str, str]) -> None:
+    body, content_type = form(sounds.wav(np.tile(sounds.voice(), times)), **fields)
+    for _ in range(3):
+        with posted(talkative, "/v1/audio/transcriptions", body, content_type):
+            assert within(30, lambda: hearing(talkative))
+        assert within(FREED_S, lambda: active(talkative) == 0)
+
+
+def test_a19_who_hangs_up_on_a_chat_that_still_listens_frees_asr(talkative: Served) -> None:
+    messages = [{"role": "user", "content": [url_part("audio", sounds.base())]}]
+    body = json.dumps({**HELLO, "messages": messages}).encode()
+    with posted(talkative, "/v1/chat/completions", body, "application/json"):
+        assert within(30, lambda: hearing(talkative))
+    assert within(FREED_S, lambda: active(talkative) == 0)
+
+
+def test_a19_whoever_stays_keeps_asr_at_work_for_longer_than_it_may_take_to_free_it(talkative: Served) -> None:
+    """Else the tests above could not fail."""
+    body, content_type = form(sounds.base())
+    with posted(talkative, "/v1/audio/transcriptions", body, content_type):
+        assert within(30, lambda: hearing(talkative))
+        assert not within(FREED_S, lambda: not hearing(talkative))
+    assert within(FREED_S, lambda: active(talkative) == 0)
 
 
 # ---------------------------------------------------------------- A21

@@ -51,8 +51,11 @@ def test_a02_the_channels_are_mixed_whichever_of_them_speaks(served: Served, cha
     assert text == transcribe(served, sounds.wav(voice() / channels)).text
 
 
-def test_a02_surround_sound_is_heard_as_mono(served: Served) -> None:
-    assert transcribe(served, sounds.surround()).text == transcribe(served, sounds.base()).text
+@pytest.mark.parametrize("channel", range(sounds.SURROUND))
+def test_a02_every_channel_of_surround_sound_is_heard(served: Served, channel: int) -> None:
+    text = transcribe(served, sounds.surround(channel)).text
+    np.testing.assert_allclose(engine_got(served).samples, voice() / sounds.SURROUND, atol=1e-7)
+    assert text == transcribe(served, sounds.wav(voice() / sounds.SURROUND)).text
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
