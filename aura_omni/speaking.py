@@ -34,10 +34,6 @@ from aura_omni.work import Work
 
 log = logging.getLogger(__name__)
 
-# Ids that the Talker has in hand before it starts. It reads 12.5 a second and AURA writes ten times as many, so this only
-# bridges a pause of AURA right after its first words.
-TOKENS_AHEAD = 3
-
 
 class Speaker:
     def __init__(
@@ -102,7 +98,7 @@ class Speaker:
         if not handover.body:
             return
         reference = self._reference(handover.parts, handover.speaking)
-        least = handover.parts.talker.least_body(handover.speaking, reference) + TOKENS_AHEAD
+        least = handover.parts.talker.least_body(handover.speaking, reference) + self._limits.tokens_ahead
         if len(handover.body) >= least and handover.text.speakable:
             handover.speech = _Speech(handover.parts, handover.speaking, handover.body, reference, open_ended=True)
             self._talk(handover.speech)

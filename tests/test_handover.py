@@ -92,6 +92,24 @@ def spoken_whole(pipeline, text: str) -> np.ndarray:
     return speech.vocoder.decoder.whole(codes)[0].numpy()
 
 
+@pytest.mark.parametrize("ahead", [0, 20])
+def test_the_talker_starts_with_as_many_ids_in_hand_as_the_deploy_file_says(pipeline, monkeypatch, ahead):
+    speech = dataclasses.replace(pipeline.config.speech, tokens_ahead=ahead)
+    monkeypatch.setattr(pipeline, "config", dataclasses.replace(pipeline.config, speech=speech))
+    talker, bodies = type(pipeline.parts.speech.talker), []
+    prompt = talker.prompt
+
+    def prompted(self, speaking, body, reference=None):
+        bodies.append(len(body))
+        return prompt(self, speaking, body, reference)
+
+    monkeypatch.setattr(talker, "prompt", prompted)
+    turn = ask(pipeline, spoken(sampling=LONG, voice=RAW))
+    (body,) = bodies
+    assert ahead < body <= ahead + 10  # one for the prompt, and what one delta may bring
+    np.testing.assert_allclose(turn.samples, spoken_whole(pipeline, turn.text), atol=5e-5)
+
+
 def test_a_talker_that_ends_early_does_not_cut_the_text(pipeline):
     turn = ask(pipeline, spoken(sampling={"aura": {"max_tokens": 60}, "talker": {"max_tokens": 3}}))
     assert turn.end.usage.text_tokens == 60

@@ -73,6 +73,9 @@ class SpeechConfig:
     frames_per_token: float = 12.0
     max_loop_s: float = 8.0  # of a few codes again and again
     max_silence_s: float = 6.0
+    # Ids that the Talker has in hand before it starts. It reads 12.5 a second and AURA writes ten times as many, so this only
+    # bridges a pause of AURA right after its first words.
+    tokens_ahead: int = 3
 
 
 @dataclass(frozen=True, slots=True)

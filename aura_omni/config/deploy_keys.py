@@ -79,6 +79,7 @@ SPEECH_KEYS: Mapping[str, Check] = {
     "frames_per_token": number(1, 1_000),
     "max_loop_s": number(1, 3_600),
     "max_silence_s": number(1, 3_600),
+    "tokens_ahead": whole(0, 1_000),
 }
 
 

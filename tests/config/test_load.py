@@ -383,9 +383,12 @@ def test_wrong_media_keys_are_refused_by_name(media, message, tmp_path):
 
 
 def test_speech_keys_of_the_file_are_kept_and_printed(tmp_path):
-    path = written(tmp_path, "base_config: nano.yaml\nspeech: {normalize: false, frames_per_token: 20}")
+    path = written(
+        tmp_path, "base_config: nano.yaml\nspeech: {normalize: false, frames_per_token: 20, tokens_ahead: 12}"
+    )
     config = loaded(deploy_config=path)
     assert (config.speech.normalize, config.speech.frames_per_token, config.speech.spare_frames) == (False, 20.0, 38)
+    assert (config.speech.tokens_ahead, loaded().speech.tokens_ahead) == (12, 3)
     assert yaml.safe_load(to_yaml(config))["speech"]["normalize"] is False
     assert loaded().speech.normalize
 
