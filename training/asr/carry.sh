@@ -10,10 +10,12 @@ cd "$(dirname "$0")/../.."
 rm -rf "$folder"
 mkdir -p "$folder/code/training" "$folder/data" "$folder/whl"
 cp -r aura_omni "$folder/code/"
+rm -rf "$folder/code/aura_omni/nano/checkpoints"
 cp -r training/__init__.py training/asr training/text "$folder/code/training/"
 find "$folder/code" -name __pycache__ -prune -exec rm -rf {} +
 tar cJf "$folder/data/bundle.tar.xz" --exclude=__pycache__ -C "$data" bundle
 gzip -9c "$data/english.txt" > "$folder/data/english.txt.gz"
+gzip -9c "$data/asked.txt" > "$folder/data/asked.txt.gz"
 for part in piper festival recorded heldout; do cp -r "$data/$part" "$folder/data/"; done
 if [ -n "$start" ]; then
   mkdir -p "$folder/start/resume"

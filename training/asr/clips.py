@@ -81,9 +81,11 @@ def lines(path: Path) -> tuple[str, ...]:
     return tuple(path.read_text(encoding="utf-8").splitlines())
 
 
-def said(rng: random.Random, english: Sequence[str]) -> str:
-    """Half of it what is said to the assistant; the rest general, and fragments of both."""
+def said(rng: random.Random, english: Sequence[str], asked: Sequence[str] = ()) -> str:
+    """Half of it what is said to the assistant, two fifths of that in AURA's phrasings (`asked`); the rest general, and fragments."""
     kind = rng.random()
+    if kind < 0.2 and asked:
+        return rng.choice(asked)
     if kind < 0.5:
         return sentence(rng)
     return rng.choice(english) if kind < 0.8 else fragments(rng, english)
@@ -108,16 +110,19 @@ def withheld(heldout: Iterable[Clip]) -> frozenset[str]:
     return frozenset(clip.text for clip in heldout if len(clip.text.split()) >= WITHHELD_WORDS)
 
 
-def make(bundle: Path, english: Path, seed: int, avoid: frozenset[str], count: int = JOB_CLIPS) -> list[Clip]:
-    """Spoken by voices of the bundle, and sounds that are no speech. Nothing of `avoid` is said."""
+def make(
+    bundle: Path, english: Path, seed: int, avoid: frozenset[str], count: int = JOB_CLIPS, asked: Path | None = None
+) -> list[Clip]:
+    """Spoken by voices of the bundle, and sounds that are no speech. Nothing of `avoid` is said. asked: `asked.py`'s file."""
     rng = random.Random(seed)
     mouth, general = Mouth(bundle), lines(english)[HELD_OUT_LINES:]
+    questions = lines(asked) if asked else ()
     made = []
     for _ in range(count):
         if rng.random() < SOUND_SHARE:
             made.append(Clip(_pcm(sound(rng)), "", "sounds"))
             continue
-        text = said(rng, general)
+        text = said(rng, general, questions)
         if text in avoid:
             continue
         samples = mouth.speak(training_voice(rng), text, rng)
@@ -153,12 +158,21 @@ class Maker:
     """`count` clips from worker processes, in the background. Create it before the parent has threads or a CUDA context."""
 
     def __init__(
-        self, bundle: Path, english: Path, *, workers: int, count: int, seed: int, avoid: frozenset[str]
+        self,
+        bundle: Path,
+        english: Path,
+        *,
+        workers: int,
+        count: int,
+        seed: int,
+        avoid: frozenset[str],
+        asked: Path | None = None,
     ) -> None:
         self._pool = ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), initializer=_quietly)
         first = seed * 1_000_000
         self._jobs: list[Future[list[Clip]]] = [
-            self._pool.submit(make, bundle, english, job, avoid) for job in range(first, first - -count // JOB_CLIPS)
+            self._pool.submit(make, bundle, english, job, avoid, JOB_CLIPS, asked)
+            for job in range(first, first - -count // JOB_CLIPS)
         ]
 
     def ready(self) -> list[Clip]:

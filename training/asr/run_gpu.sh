@@ -14,7 +14,7 @@ part=${PART:-1/1} keep=${KEEP:-/tmp/aura_asr}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 tar xJf "$here/data/bundle.tar.xz" -C "$work"
-gunzip -c "$here/data/english.txt.gz" > "$work/english.txt"
+for name in english asked; do gunzip -c "$here/data/$name.txt.gz" > "$work/$name.txt"; done
 for name in piper festival recorded heldout; do ln -s "$here/data/$name" "$work/$name"; done
 if ! PYTHONPATH="$here/code" python3 -c 'import soundfile, soxr, tokenizers, safetensors' 2>/dev/null; then
   python3 -m pip install -q --no-index --no-deps --target "$work/site" "$here"/whl/*.whl

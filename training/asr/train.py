@@ -4,7 +4,7 @@
     python -m training.asr.train OUT --data DATA --time-s 300 --resume OUT_OF_BEFORE
     python -m training.asr.train OUT --smoke                               # seconds, CPU, made-up voice
 
-DATA holds bundle/ (synthesizers), english.txt, piper/, festival/, recorded/ and heldout/; README.md says how each is made.
+DATA holds bundle/ (synthesizers), english.txt, asked.txt, piper/, festival/, recorded/ and heldout/; README.md says how each is made.
 OUT gets the folder of the checkpoint (float16, running mean of the weights) about once a minute, with train.json beside the weights.
 """
 
@@ -341,6 +341,7 @@ def run(options: argparse.Namespace) -> None:
         count=options.clips,
         seed=options.seed,
         avoid=avoid,
+        asked=data / "asked.txt",
     )
     english = lines(data / "english.txt")
     avoid |= frozenset(english[:HELD_OUT_LINES])

@@ -9,6 +9,7 @@ cd "$(dirname "$0")/../.."
 rm -rf "$folder/aura_omni" "$folder/training" "$folder/data" "$folder/state" "$folder/checkpoint"
 mkdir -p "$folder/data/words" "$folder/training"
 cp -r aura_omni "$folder/"
+rm -rf "$folder/aura_omni/nano/checkpoints"
 cp -r training/aura "$folder/training/"
 cp training/__init__.py "$folder/training/"
 find "$folder" -name __pycache__ -prune -exec rm -rf {} +
