@@ -143,8 +143,11 @@ def assemble(config: Config, report: Report = unreported) -> Stages:
 
 
 def _site(stage: StageConfig) -> _Site:
-    source = str(nano.folder_of(stage.model)) if nano.is_packaged(stage.model) else stage.model
-    checkpoint = Checkpoint.find(source, revision=stage.revision)
+    if nano.is_packaged(stage.model):
+        folder = nano.folder_of(stage.model)
+        checkpoint = Checkpoint(folder, stage.model, folder.parent)
+    else:
+        checkpoint = Checkpoint.find(stage.model, revision=stage.revision)
     index = cuda_index(stage, cuda_devices=torch.cuda.device_count())
     device = torch.device("cpu") if index is None else torch.device("cuda", index)
     dtype = _dtype(stage, device)

@@ -31,10 +31,15 @@ _NEEDED = ["*.json", "*.safetensors", "*.txt", "*/*.json", "*/*.safetensors"]
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One folder in the published layout. `name` is what errors and logs call it."""
+    """One folder in the published layout. `name` is what errors and logs call it.
+
+    shelf: a folder above it, in which its indexes may name the files of checkpoints beside it, so that two kinds share their
+    weights; without one an index names files of its own folder.
+    """
 
     folder: Path
     name: str
+    shelf: Path | None = None
 
     @classmethod
     def find(cls, source: str, *, revision: str | None = None) -> Checkpoint:
@@ -55,7 +60,7 @@ class Checkpoint:
             ) from error
 
     def sub(self, name: str) -> Checkpoint:
-        return Checkpoint(self.folder / name, f"{self.name}/{name}")
+        return Checkpoint(self.folder / name, f"{self.name}/{name}", self.shelf)
 
     def has(self, name: str) -> bool:
         return (self.folder / name).is_file()
@@ -106,9 +111,12 @@ class Checkpoint:
 
     def _indexed(self, index: dict[str, Any]) -> list[Path]:
         names = set(index.get("weight_map", {}).values())
-        if not all(isinstance(name, str) and Path(name).name == name for name in names):
+        if not all(isinstance(name, str) and (self.shelf or Path(name).name == name) for name in names):
             raise ValueError("weight_map must give a file of this folder for each tensor")
-        return sorted(self.folder / name for name in names)
+        files = sorted(self.folder / name for name in names)
+        if self.shelf and not all(file.resolve().is_relative_to(self.shelf.resolve()) for file in files):
+            raise ValueError(f"weight_map must give a file below {self.shelf.name} for each tensor")
+        return files
 
     @contextmanager
     def _opened(self, file: Path) -> Iterator[Any]:

@@ -2,8 +2,9 @@
 
     python -m training.tts.export --talker talker.pt --wave wave.pt --tokenizer tokenizer.json --out DIR/tts_custom_voice
     python -m training.tts.export .. --encoder encoder.pt --kind base --out DIR/tts_base
+    python -m training.tts.export .. --encoder encoder.pt --out DIR/tts --share DIR/tts-base    # both, with the weights once
 
-One Talker serves both kinds. Weights are float16. Without --encoder the codec's encoder is zero, so that the file is complete;
+One Talker serves both kinds, so a Base checkpoint may consist of its speaker encoder and of indexes that name the other's files. Weights are float16. Without --encoder the codec's encoder is zero, so that the file is complete;
 speaking with the built-in voices never runs it.
 """
 
@@ -16,6 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
+from safetensors import safe_open
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -70,10 +73,14 @@ def encoder_tensors(encoder: TrainedEncoder | None) -> dict[str, Tensor]:
     return tensors
 
 
-def write(folder: Path, files: Mapping[str, Json], tensors: Mapping[str, Tensor]) -> None:
+def write_json(folder: Path, files: Mapping[str, Json]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def write(folder: Path, files: Mapping[str, Json], tensors: Mapping[str, Tensor]) -> None:
+    write_json(folder, files)
     halves = {name: value.half() if value.is_floating_point() else value for name, value in tensors.items()}
     wrong = [name for name, value in halves.items() if not value.float().isfinite().all()]
     if wrong:
@@ -92,6 +99,18 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
 
 
+def talker_files(tokenizer: Tokenizer, kind: str) -> dict[str, Json]:
+    ids, vocabulary = shape.ids_of(tokenizer), tokenizer.get_vocab_size()
+    return shape.talker_files(ids, vocabulary, kind=kind, codec_ids=shape.PUBLISHED_CODEC_IDS)
+
+
+def padded(talker: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """With as many codec ids as are published; those behind the trained ones are zero, and never drawn."""
+    more = shape.PUBLISHED_CODEC_IDS - shape.CODEC_IDS
+    of_ids = ("talker.model.codec_embedding.weight", "talker.codec_head.weight")
+    return {name: F.pad(value, (0, 0, 0, more)) if name in of_ids else value for name, value in talker.items()}
+
+
 def export(
     out: Path,
     tokenizer: Tokenizer,
@@ -104,8 +123,8 @@ def export(
     """kind: "custom_voice", or "base", which needs an encoder. talker is folded by this."""
     talker.fold()
     write_tokenizer(out, tokenizer)
-    files = shape.talker_files(shape.ids_of(tokenizer), tokenizer.get_vocab_size(), kind=kind)
-    tensors = to_published(talker.talker, TALKER_LAYOUT)
+    files = talker_files(tokenizer, kind)
+    tensors = padded(to_published(talker.talker, TALKER_LAYOUT))
     if kind == "base":
         if encoder is None:
             raise ValueError("a base checkpoint needs a trained encoder")
@@ -113,6 +132,27 @@ def export(
     write(out, files, tensors)
     codec_tensors = encoder_tensors(encoder) | to_published(decoder_of(codec), DECODER_LAYOUT)
     write(out / "speech_tokenizer", shape.codec_files(), codec_tensors)
+
+
+def share(whole: Path, base: Path, tokenizer: Tokenizer, encoder: TrainedEncoder) -> None:
+    """Into `base`, beside the CustomVoice checkpoint `whole`: the speaker encoder, and indexes for all that is in `whole`."""
+    write_tokenizer(base, tokenizer)
+    files = talker_files(tokenizer, "base")
+    write(base, files, to_published(encoder.speaker, SPEAKER_LAYOUT))
+    (base / "model.safetensors").rename(base / "speaker_encoder.safetensors")
+    write_json(base / "speech_tokenizer", shape.codec_files())
+    up = f"../{whole.name}/"
+    own = dict.fromkeys(_names(base / "speaker_encoder.safetensors"), "speaker_encoder.safetensors")
+    talker = dict.fromkeys(_names(whole / "model.safetensors"), up + "model.safetensors")
+    codec_file = "speech_tokenizer/model.safetensors"
+    codec = dict.fromkeys(_names(whole / codec_file), "../" + up + codec_file)
+    for folder, where in ((base, own | talker), (base / "speech_tokenizer", codec)):
+        write_json(folder, {"model.safetensors.index.json": {"metadata": {}, "weight_map": where}})
+
+
+def _names(file: Path) -> list[str]:
+    with safe_open(file, framework="pt") as tensors:
+        return sorted(tensors.keys())
 
 
 def main() -> None:
@@ -123,6 +163,9 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--kind", choices=("custom_voice", "base"), default="custom_voice")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument(
+        "--share", type=Path, help="of a Base checkpoint that shares the weights of --out, in a folder beside it"
+    )
     given = parser.parse_args()
     tokenizer = Tokenizer.from_file(str(given.tokenizer))
     talker, codec = TrainedTalker(tokenizer.get_vocab_size()), TrainedCodec()
@@ -133,6 +176,10 @@ def main() -> None:
         encoder = TrainedEncoder()
         encoder.load_state_dict(clock.load(given.encoder)["model"])
     export(given.out, tokenizer, talker, codec, encoder, kind=given.kind)
+    if given.share:
+        if encoder is None or given.share.resolve().parent != given.out.resolve().parent:
+            parser.error("--share takes a folder beside --out, and needs --encoder")
+        share(given.out, given.share, tokenizer, encoder)
     for file in sorted(given.out.rglob("*")):
         if file.is_file():
             print(f"{file.stat().st_size / 1e6:8.2f} MB  {file.relative_to(given.out)}")

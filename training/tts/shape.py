@@ -22,7 +22,9 @@ from training.tts import contour
 ACOUSTIC_BOOKS = contour.BOOKS  # books 1..4 say something; the rest are zero
 BOOK_ROWS = contour.ROWS
 SPEAKER_IDS = {"ryan": 2_160, "vivian": 2_161, "uncle_fu": 2_162}
-CODEC_IDS = 2_176  # codes of book 0, control ids, languages, speakers
+CODEC_IDS = 2_176  # codes of book 0, control ids, languages, speakers: what is trained
+# What is published: the last 1,024 ids of the vocabulary are never drawn (but for eos), so the 2,048 codes need as many behind them.
+PUBLISHED_CODEC_IDS = 3_072
 TEXT_PIECES = 1_500
 
 SIZES = replace(
@@ -43,12 +45,14 @@ SIZES = replace(
 )
 
 
-def talker_files(ids: dict[str, int], vocabulary: int, *, kind: str = "custom_voice") -> dict[str, Json]:
+def talker_files(
+    ids: dict[str, int], vocabulary: int, *, kind: str = "custom_voice", codec_ids: int = CODEC_IDS
+) -> dict[str, Json]:
     files = published.tts_files(SIZES, ids, vocabulary, kind=kind)
     config = files["config.json"]
     config["tts_model_size"] = "0b6"  # takes no instructions
     talker = config["talker_config"]
-    talker["vocab_size"] = CODEC_IDS
+    talker["vocab_size"] = codec_ids
     talker["code_predictor_config"]["vocab_size"] = BOOK_ROWS
     talker["codec_language_id"] = {"english": published.LANGUAGES["english"]}
     if kind == "custom_voice":
