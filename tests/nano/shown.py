@@ -10,12 +10,13 @@ import torch
 
 from training.aura.draw import Painter, Spec
 from training.aura.looks import Album, Look
-from training.aura.world import COLOURS, RGB, SHAPES, Thing, unit_of
+from training.aura.world import COLOURS, DIRECTIONS, RGB, SHAPES, Thing, unit_of
 
 ACROSS, DOWN = {"left": 0.2, "right": 0.8}, {"top": 0.24, "bottom": 0.76}
+WAYS = {"leftwards": "left", "rightwards": "right", "upwards": "up", "downwards": "down"}
 RADII = {"small": 0.115, "medium": 0.16, "big": 0.235}  # of Scene.unit
 
-# Scene -> questions and answers. A thing is its size (medium), colour, shape, place (middle), and "moving" if it is.
+# Scene -> questions and answers. A thing is its size (medium), colour, shape, place (middle), and which way it moves if it does.
 CASES = {
     "red circle left, blue square right": (
         ("What do you see?", "I see a red circle and a blue square."),
@@ -64,11 +65,24 @@ CASES = {
         ("Is there a red circle?", "No, I do not see a red circle."),
         ("What do you see?", "I see three blue circles."),
     ),
-    "green square left moving, yellow star right": (
+    "green square left rightwards, yellow star right": (
         ("What is moving?", "The green square is moving."),
         ("Is the star moving?", "No, the star is not moving."),
         ("What colour is the square?", "The square is green."),
         ("What shapes do you see?", "I see a green square and a yellow star."),
+        ("Which way is the square moving?", "The square is moving to the right."),
+    ),
+    "orange ring bottom upwards": (
+        ("Which way is it moving?", "It is moving up."),
+        ("Is the ring moving?", "Yes, the ring is moving up."),
+    ),
+    "white circle top downwards, purple moon left": (
+        ("Where is the circle going?", "The circle is moving down."),
+        ("In which direction is the white circle moving?", "The white circle is moving down."),
+    ),
+    "blue heart right leftwards, red cross left": (
+        ("What is the heart doing?", "The heart is moving to the left."),
+        ("Which direction is the blue heart going?", "The blue heart is moving to the left."),
     ),
     "pink heart left, black cross right": (
         ("Is anything moving?", "Nothing is moving."),
@@ -109,8 +123,8 @@ def things(scene: str, *, height: int, width: int) -> list[Thing]:
                 turn=0.1,
                 tint=RGB[next(n for n, name in enumerate(COLOURS) if name in given)],
                 outline=0.0,
-                motion="right" if "moving" in given else None,
-                speed=0.06 if "moving" in given else 0.0,
+                motion=next((way for word, way in WAYS.items() if word in given), None),
+                speed=0.06,
             )
         )
     return found
@@ -150,7 +164,8 @@ class Camera:
 
 
 def _moved(thing: Thing) -> Thing:
-    return replace(thing, x=thing.x + thing.speed)
+    across, down = DIRECTIONS[thing.motion] if thing.motion else (0, 0)
+    return replace(thing, x=thing.x + across * thing.speed, y=thing.y + down * thing.speed)
 
 
 def colours_of(scene: str) -> frozenset[int]:
@@ -177,7 +192,7 @@ WATCHES: tuple[tuple[str, tuple[tuple[str, int], ...], dict[int, str]], ...] = (
     ),
     (
         "Tell me when the blue square moves.",
-        (("blue square left, white moon right", 4), ("blue square left moving, white moon right", 1)),
+        (("blue square left, white moon right", 4), ("blue square left rightwards, white moon right", 1)),
         {4: "The blue square is moving now."},
     ),
     (
@@ -208,8 +223,18 @@ WATCHES: tuple[tuple[str, tuple[tuple[str, int], ...], dict[int, str]], ...] = (
     ),
 )
 
+# What is shown in one chunk and in the next, and what is to be said of it.
+CHANGED = "What changed?"
+CHANGES = {
+    ("red circle left", "red circle left, blue square right"): "A blue square appeared.",
+    ("green star left, pink heart right", "pink heart right"): "The green star went away.",
+    ("yellow triangle", "yellow triangle rightwards"): "The yellow triangle started to move.",
+    ("black ring left, orange moon right", "black ring left, white moon right"): "The orange moon turned white.",
+    ("purple cross", "purple cross"): "Nothing changed.",
+}
+
 
 def texts() -> list[str]:
     """Everything that is said, once each, in order."""
     asked = [question for questions in CASES.values() for question, _ in questions]
-    return list(dict.fromkeys([*asked, *(request for request, *_ in WATCHES)]))
+    return list(dict.fromkeys([*asked, *(request for request, *_ in WATCHES), CHANGED]))

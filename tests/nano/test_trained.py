@@ -22,10 +22,11 @@ from aura_omni.errors import CheckpointError
 from aura_omni.flow import SILENT_TEXT, Message, Text, Video
 from aura_omni.media.video import CHUNK_FPS, video_of
 from tests.nano import shown
-from tests.nano.shown import CASES, WATCHES, Camera, colours_of
+from tests.nano.shown import CASES, CHANGED, CHANGES, WATCHES, Camera, colours_of
 from tests.served import ROOT, Server
 from training.asr.opus import clips
 from training.asr.sounds import sound
+from training.asr.wer import words
 from training.aura.data import Maker
 from training.aura.looks import Album
 from training.over_http import CHECKPOINT, Asked, conversations, nobody_speaks, spoken, wav
@@ -66,7 +67,7 @@ def asked_all(asked: Asked) -> list[tuple[str, str, str | None]]:
     """(question, right answer, answer) of all cases; every third scene is a picture where motion is not asked about."""
     found = []
     for number, (scene, questions) in enumerate(CASES.items()):
-        still = number % 3 == 2 and not any("moving" in question for question, _ in questions)
+        still = number % 3 == 2 and not any("moving" in answer for _, answer in questions)
         medium = seen(scene, 100 + number, still=still)
         for question, right in questions:
             found.append((question, right, asked.answer([Message("user", (medium, Text(question)))], None)))
@@ -76,18 +77,19 @@ def asked_all(asked: Asked) -> list[tuple[str, str, str | None]]:
 def test_written_questions_about_pictures_and_clips_are_answered_right(written: Asked) -> None:
     answers = asked_all(written)
     wrong = [answer for answer in answers if answer[1] != answer[2]]
-    assert len(answers) == 47
-    assert len(wrong) <= 5, wrong
+    assert len(answers) == 54
+    assert len(wrong) <= 3, wrong
 
 
-@pytest.mark.parametrize(("voice", "most_wrong"), [("rms", 9), ("espeak", 12)])
-def test_spoken_questions_of_voices_never_heard_are_answered_right(server: Server, voice: str, most_wrong: int) -> None:
+@pytest.mark.parametrize("voice", VOICES)
+def test_spoken_questions_of_voices_never_heard_are_answered_right(server: Server, voice: str) -> None:
     asked = aloud(server, voice)
     answers = asked_all(asked)
     wrong = [
         (*answer, heard) for answer, (_, heard) in zip(answers, asked.heard, strict=True) if answer[1] != answer[2]
     ]
-    assert len(wrong) <= most_wrong, wrong  # most were misheard
+    assert len(wrong) <= 4, wrong
+    assert sum(words(said) == words(heard) for said, heard in asked.heard) >= 51, asked.heard
 
 
 def test_a_question_outside_the_small_world_is_answered_with_what_nano_can_do(written: Asked) -> None:
@@ -136,11 +138,27 @@ def test_a_watch_request_is_acknowledged_then_kept_in_silence_until_the_alert(se
     report = [(heard, said) for (_, heard), said in zip(asked.heard, sessions, strict=True)]
     assert len(alerts) == 9
     assert len(silences) == 35
-    assert sum(acknowledged) >= 7, report
+    assert all(acknowledged), report
     assert sum(alerts) >= 8, report
     assert sum(silences) >= 34, report
     # Once: after the alert of a request that asked for one, the thing is still there and nothing more is said.
     assert sum(sum(text is not None for text in said[1:]) == len(due) for said, (_, _, due) in pairs) >= 7, report
+
+
+def test_what_changed_from_one_chunk_to_the_next_is_known_when_asked_aloud(server: Server) -> None:
+    asked = aloud(server, "espeak")
+    said = []
+    for number, (before, after) in enumerate(CHANGES):
+        camera = Camera(400 + number, colours=colours_of(f"{before}, {after}"))
+        messages: list[Message] = []
+        for scene, text in ((before, ""), (before, ""), (after, CHANGED)):
+            chunk = video_of(camera.chunk(scene), (0.0, 0.5), fps=CHUNK_FPS)
+            messages.append(Message("user", (chunk, Text(text))))
+            answer = asked.answer(messages, None)
+            messages.append(Message("assistant", (Text(SILENT_TEXT if answer is None else answer),)))
+        said.append(answer)
+    assert len(said) == 5
+    assert sum(one == right for one, right in zip(said, CHANGES.values(), strict=True)) >= 4, said
 
 
 def test_drawn_conversations_and_sessions_are_held_as_the_readme_measures_it(written: Asked) -> None:
@@ -149,8 +167,8 @@ def test_drawn_conversations_and_sessions_are_held_as_the_readme_measures_it(wri
     tally_of_sounds = nobody_speaks(written, maker, shown.PAINTER, 6)
     shares = {name: right / count for name, (right, count) in (tally.counts | tally_of_sounds.counts).items()}
     assert tally.counts["all answers"][1] >= 40
-    assert shares["all answers"] >= 0.88, tally.shares()
-    assert shares["silence decision"] >= 0.95, tally.shares()
+    assert shares["all answers"] >= 0.93, tally.shares()
+    assert shares["silence decision"] >= 0.98, tally.shares()
     assert all(share == 1 for name, share in shares.items() if name.startswith("silent at"))
 
 

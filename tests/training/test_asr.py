@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +16,9 @@ import torch
 
 from aura_omni.engine.loader import Checkpoint
 from aura_omni.stages.asr import AsrStage
-from training.asr import train
+from training.asr import asked, train
 from training.asr.augment import augment, masked, revoiced, warped
-from training.asr.clips import FORMS, PACE_ONE, Clip, Clips, Columns, Form, behind, fragments, sounded, withheld
+from training.asr.clips import FORMS, PACE_ONE, Clip, Clips, Columns, Form, behind, fragments, said, sounded, withheld
 from training.asr.ctc import native, scanned
 from training.asr.evaluate import Ear
 from training.asr.network import CHARACTERS, IGNORED, Prompt, Trainee, letters
@@ -214,6 +217,35 @@ def test_the_grammar_names_no_rule_that_is_missing_and_every_sentence_can_be_spe
         text = sentence(rng)
         assert re.fullmatch(r"[A-Z][A-Za-z', -]*[.?!]", text), text
         assert letters(text)
+
+
+def test_what_aura_is_asked_is_spelt_as_the_grammar_spells_it():
+    assert asked.written("WHAT COLOR IS IT") == "What colour is it?"
+    assert asked.written("um am i holding a gray card") == "Um am I holding a grey card?"
+    assert asked.written("Tell me when the star appears.") == "Tell me when the star appears."
+    assert asked.written("how many things do i see??") == "How many things do I see?"
+    assert asked.written("what is 2 plus 2") is None
+    assert asked.written(" ?") is None
+    for line in (said := asked.lines(2_000)):
+        assert re.fullmatch(r"[A-Z][A-Za-z' ,-]*[.?]", line), line
+        assert asked.written(line) == line
+        assert "color" not in line.lower()
+    assert len(set(said)) == 2_000
+
+
+def test_what_aura_is_asked_is_the_same_in_every_process(tmp_path):
+    for seed in ("1", "2"):
+        command = [sys.executable, "-m", "training.asr.asked", str(tmp_path / seed), "--lines", "300"]
+        subprocess.run(command, check=True, env={**os.environ, "PYTHONHASHSEED": seed})
+    first, second = ((tmp_path / seed).read_text(encoding="utf-8").splitlines() for seed in ("1", "2"))
+    assert first == second == asked.lines(300)
+
+
+def test_half_of_what_is_said_is_said_to_the_assistant_and_two_fifths_of_that_as_aura_is_asked():
+    rng = random.Random(5)
+    said_ = [said(rng, ["General."], ["Asked?"]) for _ in range(2_000)]
+    assert 0.17 < said_.count("Asked?") / len(said_) < 0.23
+    assert "Asked?" not in [said(rng, ["General."]) for _ in range(200)]
 
 
 def training(recogniser: Recogniser, folder: Path) -> train.Training:

@@ -52,18 +52,23 @@ def texts(random: Random) -> Iterator[str]:
         yield spoken(random, small_talk.outside(random)[0], slips=0.0)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--lines", type=int, default=60_000)
-    options = parser.parse_args()
+def lines(count: int) -> list[str]:
+    """The first so many, always the same ones."""
     found: dict[str, None] = {}
     for text in texts(Random(SEED)):
         if (line := written(text)) is not None:
             found[line] = None
-        if len(found) >= options.lines:
+        if len(found) >= count:
             break
-    options.out.write_text("\n".join(found) + "\n", encoding="utf-8")
+    return list(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--lines", type=int, default=60_000)
+    options = parser.parse_args()
+    options.out.write_text("\n".join(lines(options.lines)) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,17 @@
 """Held-out conversations through the server's own AURA stage and engine, greedy: what a user would get.
 
-    python -m training.aura.serve CHECKPOINT --photos FILE [--looks 60] [--sessions 30] [--chunks 12]
+    python -m training.aura.serve CHECKPOINT --photos FILE [--looks 60] [--sessions 30] [--chunks 12] [--ways 0]
 
 A session is run round by round and its history holds what the model itself said, so an early mistake is seen later. An
-alert counts when something is said in the chunk in which it is due; the words are counted apart.
+alert counts when something is said in the chunk in which it is due; the words are counted apart. --ways: so many looks
+more, each of which has the question which way a thing moves.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -23,11 +25,12 @@ from aura_omni.media.video import video_of
 from aura_omni.stages.aura import AuraStage
 from training.aura import photos
 from training.aura.data import Maker, Plan
-from training.aura.dialogue import Dialogue
+from training.aura.dialogue import Dialogue, Round
 from training.aura.draw import Painter, Spec
 from training.aura.evaluate import Tally
 from training.aura.looks import Look
 
+WAY = re.compile(r".* is moving (to the left|to the right|up|down)\.")  # the answer, where something moves
 GREEDY = Sampling(temperature=0.0, max_tokens=64)
 LOOKS = (
     Plan(256, 144, rounds=3), Plan(320, 240, rounds=3), Plan(640, 360, rounds=3), Plan(640, 480, still=True, frames=1, rounds=3),
@@ -103,6 +106,12 @@ def run(
         elif done.answer is not None:
             tally.add("all answers", got == done.answer)
         tally.add(f"topic {done.topic}", got == done.answer)
+        if asks_which_way(done):
+            tally.add("which way", got == done.answer)
+
+
+def asks_which_way(done: Round) -> bool:
+    return done.answer is not None and WAY.fullmatch(done.answer) is not None
 
 
 def main() -> None:
@@ -112,6 +121,7 @@ def main() -> None:
     parser.add_argument("--looks", type=int, default=60)
     parser.add_argument("--sessions", type=int, default=30)
     parser.add_argument("--chunks", type=int, default=12)
+    parser.add_argument("--ways", type=int, default=0)
     parser.add_argument("--seed", type=int, default=4711)
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -124,6 +134,11 @@ def main() -> None:
     for number, plan in enumerate(plans):
         made, look = maker.conversation(plan)
         run(asked, painter, plan, made, look, tally, seed=1000 * number)
+    for number in range(len(plans), len(plans) + arguments.ways):
+        made, look = maker.conversation(LOOKS[0])
+        while not any(map(asks_which_way, made.rounds)):
+            made, look = maker.conversation(LOOKS[0])
+        run(asked, painter, LOOKS[0], made, look, tally, seed=1000 * number)
     print(json.dumps(tally.shares(), indent=1))
 
 
