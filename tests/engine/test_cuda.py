@@ -4,7 +4,6 @@ import dataclasses
 import threading
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,68 +18,6 @@ from aura_omni.flow import Sampling
 from aura_omni.models.layers import DenseKV, RMSNorm, Rope, rotate
 
 pytestmark = pytest.mark.gpu
-
-PAGE = 16
-
-
-@pytest.fixture
-def paged():
-    from aura_omni.engine import paged_attention
-
-    return paged_attention
-
-
-def pool(lengths: list[int], heads: int, dim: int, dtype: torch.dtype):
-    """Random keys and values in shuffled pages, and each sequence's page table."""
-    counts = [-(-length // PAGE) for length in lengths]
-    order = torch.randperm(sum(counts) + 3).int()
-    table = torch.zeros(len(lengths), max(counts), dtype=torch.int32)
-    used = 0
-    for row, count in enumerate(counts):
-        table[row, :count] = order[used : used + count]
-        used += count
-    slots = (sum(counts) + 3) * PAGE
-    keys, values = (torch.randn(slots, heads, dim, device="cuda").to(dtype) for _ in range(2))
-    return keys, values, table.cuda()
-
-
-def context(table: torch.Tensor, length: int) -> torch.Tensor:
-    rows = torch.arange(length, device="cuda")
-    return table[rows // PAGE].long() * PAGE + rows % PAGE
-
-
-@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 2e-5), (torch.bfloat16, 2e-2)])
-@pytest.mark.parametrize("dim", [16, 64, 128])
-def test_paged_decode_equals_plain_attention(paged, dtype, limit, dim):
-    lengths = [1, 16, 17, 130, 2_000]
-    keys, values, table = pool(lengths, 2, dim, dtype)
-    q = torch.randn(len(lengths), 8, dim, device="cuda").to(dtype)
-    out = paged.decode(q, keys, values, table, torch.tensor(lengths, dtype=torch.int32, device="cuda"), PAGE)
-    for row, length in enumerate(lengths):
-        k, v = (x[context(table[row], length)].float().transpose(0, 1)[None] for x in (keys, values))
-        plain = F.scaled_dot_product_attention(q[row].float()[None, :, None], k, v, enable_gqa=True)[0, :, 0]
-        assert (out[row].float() - plain).abs().max() < limit
-
-
-@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 2e-5), (torch.bfloat16, 2e-2)])
-def test_paged_prefill_equals_plain_attention(paged, dtype, limit):
-    lengths, counts = [200, 700, 65], [170, 3, 65]
-    keys, values, table = pool(lengths, 2, 128, dtype)
-    q = torch.randn(sum(counts), 8, 128, device="cuda").to(dtype)
-    starts = [length - count for length, count in zip(lengths, counts, strict=True)]
-    begins = [0, *np.cumsum(counts)[:-1].tolist()]
-    numbers = {
-        name: torch.tensor(value, dtype=torch.int32, device="cuda")
-        for name, value in {"begins": begins, "counts": counts, "starts": starts}.items()
-    }
-    out = torch.full_like(q, torch.nan)
-    paged.prefill(q, keys, values, out, table=table, **numbers, most_rows=max(counts), page_size=PAGE)
-    for row, (length, count, begin) in enumerate(zip(lengths, counts, begins, strict=True)):
-        k, v = (x[context(table[row], length)].float().transpose(0, 1)[None] for x in (keys, values))
-        mask = torch.ones(count, length, dtype=torch.bool, device="cuda").tril(length - count)
-        rows = q[begin : begin + count].float().transpose(0, 1)[None]
-        plain = F.scaled_dot_product_attention(rows, k, v, attn_mask=mask, enable_gqa=True)[0].transpose(0, 1)
-        assert (out[begin : begin + count].float() - plain).abs().max() < limit
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -191,16 +128,6 @@ def test_dense_attention_step_by_step_equals_plain_attention(dtype, limit):
         assert (ours.float() - theirs.float()).abs().max() < limit
         assert torch.equal(fused.keys[..., : fused.length, :], plain.keys[..., : plain.length, :])
         assert torch.equal(fused.values[..., : fused.length, :], plain.values[..., : plain.length, :])
-
-
-def test_keys_and_values_are_stored_in_their_slots(paged):
-    keys, values = (torch.zeros(40, 2, 64, device="cuda") for _ in range(2))
-    k, v = (torch.randn(3, 300, device="cuda")[:, 8:136].unflatten(1, (2, 64)) for _ in range(2))
-    slots = torch.tensor([35, 0, 17], device="cuda")
-    paged.store(k, v, slots, keys, values)
-    assert torch.equal(keys[slots], k)
-    assert torch.equal(values[slots], v)
-    assert keys.any(-1).any(-1).sum() == 3
 
 
 def test_steps_from_graphs_equal_steps_as_written():

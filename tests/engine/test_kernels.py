@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from aura_omni.engine.sampler import Draw, pick
 from aura_omni.flow import Sampling
@@ -11,7 +14,12 @@ from aura_omni.flow import Sampling
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytest.importorskip("triton")
 
-from aura_omni.engine import fused_sampler  # noqa: E402
+from aura_omni.engine import fused_sampler, paged_attention  # noqa: E402
+
+PAGE = 16
+# The interpreter takes products of bfloat16 for products of integers.
+HALF = (torch.bfloat16, 2e-2) if DEVICE.type == "cuda" else (torch.float16, 3e-3)
+PRECISION = pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 2e-5), HALF])
 
 
 @pytest.mark.parametrize("vocabulary", [64, 100, 2_048, 3_072])
@@ -45,3 +53,125 @@ def test_the_threshold_of_top_k_is_the_sorted_one() -> None:
             logits.to(DEVICE), draw.floats.to(DEVICE), draw.integers.to(DEVICE), top_k=True, stream=0
         )
         assert set(ours.tolist()) == kept
+
+
+# ------------------------------------------------------------ attention
+
+
+def pool(lengths: list[int], heads: int, dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Random keys and values in shuffled pages, and each sequence's page table."""
+    counts = [-(-length // PAGE) for length in lengths]
+    order = torch.randperm(sum(counts) + 3).int()
+    table = torch.zeros(len(lengths), max(counts), dtype=torch.int32)
+    used = 0
+    for row, count in enumerate(counts):
+        table[row, :count] = order[used : used + count]
+        used += count
+    slots = (sum(counts) + 3) * PAGE
+    keys, values = (torch.randn(slots, heads, dim).to(DEVICE, dtype) for _ in range(2))
+    return keys, values, table.to(DEVICE)
+
+
+def context(table: Tensor, length: int) -> Tensor:
+    """The slots of a sequence's rows."""
+    rows = torch.arange(length, device=DEVICE)
+    return table[rows // PAGE].long() * PAGE + rows % PAGE
+
+
+# Its loops take their bounds out of arrays as NumPy did before 2.4.
+LOOPS = pytest.mark.skipif(
+    DEVICE.type == "cpu" and np.lib.NumpyVersion(np.__version__) >= "2.4.0",
+    reason="Triton's interpreter needs NumPy < 2.4",
+)
+
+
+def integers(values: list[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=DEVICE)
+
+
+@LOOPS
+@PRECISION
+@pytest.mark.parametrize(
+    ("dim", "heads", "lengths"),
+    [
+        (128, 8, [1, 2, 16, 17, 64, 65, 66, 130, 705]),
+        (64, 4, [1_000]),  # one row: as many splits as there are
+        (16, 32, [129, 33]),  # more heads than a block of queries has rows at least
+        (16, 4, [3] * 50),  # few splits
+    ],
+)
+def test_paged_decode_equals_plain_attention(
+    dtype: torch.dtype, limit: float, dim: int, heads: int, lengths: list[int]
+) -> None:
+    torch.manual_seed(0)
+    keys, values, table = pool(lengths, 2, dim, dtype)
+    q = torch.randn(len(lengths), heads, dim).to(DEVICE, dtype)
+    slots = torch.stack([context(row, length)[-1] for row, length in zip(table, lengths, strict=True)])
+    # What stands in the slots of the new rows must not matter: the step writes it.
+    held = [(x[slots], x.index_fill_(0, slots, torch.nan)) for x in (keys, values)]
+    k, v = (F.pad(new.flatten(1), (8, 8))[:, 8:-8].unflatten(1, (2, dim)) for new, _ in held)
+    before = keys.clone(), values.clone()
+    out = paged_attention.decode(q, k, v, slots, keys, values, table=table, lengths=integers(lengths), page_size=PAGE)
+    for now, old, new in zip((keys, values), before, (k, v), strict=True):
+        assert torch.equal(now, old.index_copy(0, slots, new))
+    for row, length in enumerate(lengths):
+        past = [x[context(table[row], length)].float().transpose(0, 1)[None] for x in (keys, values)]
+        plain = F.scaled_dot_product_attention(q[row].float()[None, :, None], *past, enable_gqa=True)[0, :, 0]
+        assert (out[row].float() - plain).abs().max() < limit
+
+
+def test_contexts_are_cut_into_parts_while_that_keeps_the_device_busy() -> None:
+    parts = {rows: paged_attention.splits_of(8 * rows) for rows in (1, 2, 3, 4, 8, 16, 32, 64)}
+    assert parts == {1: 64, 2: 64, 3: 32, 4: 32, 8: 16, 16: 8, 32: 8, 64: 8}
+
+
+@LOOPS
+def test_what_is_not_finite_reaches_the_output_of_its_row_alone() -> None:
+    lengths = [70, 70, 70]
+    keys, values, table = pool(lengths, 2, 16, torch.float32)
+    q, k, v = (torch.randn(3, heads, 16, device=DEVICE) for heads in (4, 2, 2))
+    keys[context(table[0], 70)[3]] = torch.nan
+    k[1] = torch.nan
+    slots = torch.stack([context(row, 70)[-1] for row in table])
+    out = paged_attention.decode(q, k, v, slots, keys, values, table=table, lengths=integers(lengths), page_size=PAGE)
+    assert out.isfinite().flatten(1).all(1).tolist() == [False, False, True]
+
+
+@LOOPS
+@PRECISION
+def test_paged_prefill_equals_plain_attention(dtype: torch.dtype, limit: float) -> None:
+    torch.manual_seed(0)
+    lengths, counts = [200, 300, 65], [170, 3, 65]
+    keys, values, table = pool(lengths, 2, 128, dtype)
+    q = torch.randn(sum(counts), 8, 128).to(DEVICE, dtype)
+    starts = [length - count for length, count in zip(lengths, counts, strict=True)]
+    begins = [0, 170, 173]
+    out = torch.full_like(q, torch.nan)
+    paged_attention.prefill(
+        q,
+        keys,
+        values,
+        out,
+        table=table,
+        begins=integers(begins),
+        counts=integers(counts),
+        starts=integers(starts),
+        most_rows=max(counts),
+        page_size=PAGE,
+    )
+    for row, (length, count, begin) in enumerate(zip(lengths, counts, begins, strict=True)):
+        past = [x[context(table[row], length)].float().transpose(0, 1)[None] for x in (keys, values)]
+        mask = torch.ones(count, length, dtype=torch.bool, device=DEVICE).tril(length - count)
+        rows = q[begin : begin + count].float().transpose(0, 1)[None]
+        plain = F.scaled_dot_product_attention(rows, *past, attn_mask=mask, enable_gqa=True)[0].transpose(0, 1)
+        assert (out[begin : begin + count].float() - plain).abs().max() < limit
+
+
+def test_keys_and_values_are_stored_in_their_slots() -> None:
+    keys, values = (torch.zeros(40, 2, 64, device=DEVICE) for _ in range(2))
+    k, v = (torch.randn(3, 300, device=DEVICE)[:, 8:136].unflatten(1, (2, 64)) for _ in range(2))
+    slots = torch.tensor([35, 0, 17], device=DEVICE)
+    paged_attention.store(k, v, slots, keys, values)
+    assert torch.equal(keys[slots], k)
+    assert torch.equal(values[slots], v)
+    assert keys.any(-1).any(-1).sum() == 3
