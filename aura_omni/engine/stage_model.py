@@ -36,6 +36,7 @@ class StageModel(Protocol):
     stop_ids: frozenset[int]
     penalise_prompt: bool  # repetition penalty counts prompt tokens too (language models: yes, Talker: no)
     extra_numbers: int = 0  # how many `numbers` gives
+    adds: int = 0  # how many adds `rows` gives, where it gives any
 
     def rows(self, batch: Batch) -> Rows:
         """Embed the batch's rows: text, media, codes are the stage's business. Adds belong to rows of media only.

@@ -123,7 +123,8 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """x [N, H] embeddings; positions int64 [N] or [3, N] (T, H, W) -> final-normed hidden [N, H].
 
-        adds: `adds[k]` [R, H] is added to rows `add_rows` int64 [R] of the residual stream after layer k (deepstack features).
+        adds: `adds[k]` [R, H] is added to rows `add_rows` int64 [R] (None: to all) of the residual stream after layer k
+        (deepstack features).
         """
         return self.run(x, *self.rope.tables(positions, x.dtype), kv, adds, add_rows)
 
@@ -141,8 +142,8 @@ class Decoder(nn.Module):
         for number, layer in enumerate(self.layers):
             x, more = layer(x, more, cos, sin, kv)
             if number < len(adds):
-                assert add_rows is not None
-                x, more = (x + more).index_add(0, add_rows, adds[number]), None
+                x, more = x + more, None
+                x = x + adds[number] if add_rows is None else x.index_add(0, add_rows, adds[number])
         return self.norm.of_sum(x, more)[1]
 
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:

@@ -93,6 +93,7 @@ class AuraStage(StageModel):
         )
         self.controls = self._writer.controls
         self.decoder, self.decoder_config = network.decoder, network.config.text
+        self.adds = len(network.config.vision.deepstack_layers)
         weight = network.embed_tokens.weight
         self.device, self.dtype = weight.device, weight.dtype
         ends = (self.controls.silent, self.controls.im_end, self.controls.end_of_text)

@@ -25,11 +25,11 @@ def test_sizes_are_few_and_waste_at_most_half() -> None:
 
 
 @pytest.mark.parametrize("mrope", [False, True])
-@pytest.mark.parametrize("batched", [24, 200])
+@pytest.mark.parametrize("batched", [24, 600])
 def test_padded_steps_equal_steps_as_they_are(batched: int, mrope: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those of prompts, but for one that is longer than the largest graph."""
-    options = {"max_num_seqs": 5, "pages": 60, "max_num_batched_tokens": batched, "max_model_len": 200}
-    plain, padded = ([*requests_of(10), Request(prompt(150))] for _ in range(2))
+    options = {"max_num_seqs": 5, "pages": 220, "max_num_batched_tokens": batched, "max_model_len": 600}
+    plain, padded = ([*requests_of(10), Request(prompt(550))] for _ in range(2))
     run(make_runner(TinyStage(mrope=mrope), **options), *plain)
     recorded = without_cuda(monkeypatch)
     stage = TinyStage(mrope=mrope)
@@ -38,7 +38,7 @@ def test_padded_steps_equal_steps_as_they_are(batched: int, mrope: bool, monkeyp
     assert usual == sorted(2 * sizes_up_to(5) + PREFILL_SIZES)  # decode, draw and short prefills, before any request
     run(runner, *padded)
     assert [request.heard for request in padded] == [request.heard for request in plain]
-    assert any(batch.rows > PREFILL_SIZES[-1] for batch in stage.batches) == (batched == 200)
+    assert any(batch.rows > PREFILL_SIZES[-1] for batch in stage.batches) == (batched == 600)
 
 
 def test_requests_that_sample_as_usual_or_less_need_no_graph_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
