@@ -67,12 +67,12 @@ class Graphed:
             self._captured(size, options)
 
     def __call__(self, *tensors: Tensor, **options: Hashable) -> Tensor:
-        """tensors [B, ...] on the host (pinned) or the device, B one of the sizes.
+        """tensors [B, ...] on the host (pinned) or the device.
 
-        Their second dimension may be narrower than the row's, and a tensor may lack the last rows of the batch: there the
-        function sees what earlier calls left.
+        Their second dimension may be narrower than the row's, and a tensor may lack the last rows of the batch, or all that
+        makes it one of the sizes: there the function sees what earlier calls left.
         """
-        capture = self._captured(max(len(tensor) for tensor in tensors[: len(self._rows)]), options)
+        capture = self._captured(self.size(max(len(tensor) for tensor in tensors[: len(self._rows)])), options)
         for static, given in zip(capture.inputs, tensors, strict=True):
             static[: len(given), : given.shape[1]].copy_(given, non_blocking=True)
         capture.graph.replay()

@@ -46,6 +46,9 @@ class StageModel(Protocol):
         """
         ...
 
+    def prepare_graphs(self) -> None:
+        """Capture CUDA graphs of what `rows` computes before the decoder does. Called once, in the stage's lane, if at all."""
+
     def forward(self, batch: Batch, kv: KeyValues) -> Tensor:
         """The batch's rows through the decoder: hidden [rows, H], final-normed."""
         rows = self.rows(batch)

@@ -100,6 +100,7 @@ class Steps:
         self._adding_graph: Graphed | None = None
         if graphs:
             self._capture(max_num_seqs)
+            model.prepare_graphs()
 
     def seat(self, sequence: Sequence) -> None:
         """Make its seat ready for a sequence that has just been given it."""

@@ -238,7 +238,10 @@ class VisionTower(Prepared):
         Patches lie in merge-block order (`vision_input.patchify`). Returns [1 + K, G, P / merge^2, out_hidden]: the main
         features, then the K deepstack features in layer order.
         """
-        position, cos, sin = self._tables_of(grid)
+        return self.encoded(patches, *self.tables(grid))
+
+    def encoded(self, patches: Tensor, position: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """`forward` with what `tables` gives for the grid. Tensors only: it may be recorded in a CUDA graph."""
         x = self.patch_embed(patches) + position
         taps: list[Tensor] = []
         for number, block in enumerate(self.blocks):
@@ -247,7 +250,7 @@ class VisionTower(Prepared):
                 taps.append(self.deepstack_merger_list[len(taps)](x))
         return torch.stack((self.merger(x), *taps))
 
-    def _tables_of(self, grid: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+    def tables(self, grid: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
         """Learned positions [P, hidden] in the weights' dtype, rotary cos and sin float32 [P, head_dim]."""
         if grid not in self._tables:
             self._tables[grid] = (self._learned_positions(grid), *self._rotary(grid))
