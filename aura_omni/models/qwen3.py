@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from aura_omni.models.fields import positive, rope_theta, whole
-from aura_omni.models.layers import KeyValues, RMSNorm, Rope, SwiGLU, fused, fusible, rotate
+from aura_omni.models.layers import DenseKV, KeyValues, RMSNorm, Rope, SwiGLU, fused, fusible, rotate
 from aura_omni.models.weights import StackedLinear
 
 
@@ -74,6 +74,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: KeyValues) -> Tensor:
         rows = x.shape[0]
         qkv = self.qkv_proj(x)
+        if isinstance(kv, DenseKV) and kv.takes_raw(qkv):
+            return self.o_proj(kv.attend_raw(self.layer, qkv, self.q_norm, self.k_norm, cos, sin))
         q, k, v = self.qkv_proj.split(qkv)
         if fusible(x):
             q, k = fused().qk_norm_rope(

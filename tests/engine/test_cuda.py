@@ -15,7 +15,7 @@ from aura_omni.engine.runner import ArRunner
 from aura_omni.engine.sampler import Draw, Filters, pick
 from aura_omni.engine.seats import Seats
 from aura_omni.flow import Sampling
-from aura_omni.models.layers import DenseKV, RMSNorm, Rope, rotate
+from aura_omni.models.layers import RMSNorm, Rope, rotate
 
 pytestmark = pytest.mark.gpu
 
@@ -107,27 +107,6 @@ def test_fused_constraints_are_the_plain_ones(vocabulary):
             assert draw.floats.is_contiguous()
     torch.testing.assert_close(found[1], found[0], atol=1e-5, rtol=1e-6)
     assert torch.equal(found[1][1], logits[1])
-
-
-@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 2e-5), (torch.bfloat16, 2e-2)])
-def test_dense_attention_step_by_step_equals_plain_attention(dtype, limit):
-    fused, plain = (DenseKV(1, 3, 70, 8, 128, dtype=dtype, device=torch.device("cuda")) for _ in range(2))
-    for steps in (2, 1, 1, 7, 1, 4, 40, 1, 10):  # the last go beyond what the kernel takes
-        q = torch.randn(3 * steps, 16, 128, device="cuda").to(dtype)
-        qkv = torch.randn(3 * steps, 32 * 128, device="cuda").to(dtype)
-        k, v = (
-            qkv[:, 16 * 128 : 24 * 128].unflatten(1, (8, 128)).contiguous(),
-            qkv[:, 24 * 128 :].unflatten(1, (8, 128)),
-        )
-        with torch.no_grad():
-            ours = fused.attend(0, q, k, v)
-        with torch.enable_grad():
-            theirs = plain.attend(0, q, k, v)
-        for kv in (fused, plain):
-            kv.advance()
-        assert (ours.float() - theirs.float()).abs().max() < limit
-        assert torch.equal(fused.keys[..., : fused.length, :], plain.keys[..., : plain.length, :])
-        assert torch.equal(fused.values[..., : fused.length, :], plain.values[..., : plain.length, :])
 
 
 def test_steps_from_graphs_equal_steps_as_written():

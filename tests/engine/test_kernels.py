@@ -10,11 +10,13 @@ from torch import Tensor
 
 from aura_omni.engine.sampler import Draw, pick
 from aura_omni.flow import Sampling
+from aura_omni.models.layers import DenseKV, RMSNorm, Rope, rotate
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytest.importorskip("triton")
 
 from aura_omni.engine import fused_sampler, paged_attention  # noqa: E402
+from aura_omni.models import fused  # noqa: E402
 
 PAGE = 16
 # The interpreter takes products of bfloat16 for products of integers.
@@ -175,3 +177,41 @@ def test_keys_and_values_are_stored_in_their_slots() -> None:
     assert torch.equal(keys[slots], k)
     assert torch.equal(values[slots], v)
     assert keys.any(-1).any(-1).sum() == 3
+
+
+# ------------------------------------------------------------ attention of the code predictor
+
+
+def norm_of(size: int, dtype: torch.dtype) -> RMSNorm:
+    norm = RMSNorm(size, 1e-6).requires_grad_(False)
+    norm.weight.data.uniform_(0.5, 1.5)
+    return norm.to(DEVICE, dtype)
+
+
+@PRECISION
+def test_dense_attention_step_by_step_equals_plain_attention(dtype: torch.dtype, limit: float) -> None:
+    torch.manual_seed(0)
+    q_norm, k_norm = norm_of(64, dtype), norm_of(64, dtype)
+    ours, plain = (DenseKV(1, 3, 70, 2, 64, dtype=dtype, device=DEVICE) for _ in range(2))
+    tables = Rope(64, 1e6).tables(torch.arange(70, device=DEVICE), dtype)
+    for steps in (2, 1, 1, 7, 1, 4, 40, 1, 7):
+        qkv = torch.randn(3 * steps, 8 * 64).to(DEVICE, dtype)
+        turn = [table[plain.length : plain.length + steps].repeat(3, 1) for table in tables]
+        if steps == 1:  # as the code predictor has it
+            turn = [table[plain.length : plain.length + 1].expand(3, -1) for table in tables]
+        q, k, v = (x.unflatten(1, (-1, 64)) for x in qkv.split([4 * 64, 2 * 64, 2 * 64], dim=1))
+        expected = plain.attend(0, rotate(q_norm(q), *turn), rotate(k_norm(k), *turn), v).flatten(1)
+        found = fused.dense_attend(
+            qkv,
+            q_norm.weight,
+            k_norm.weight,
+            *turn,
+            q_norm.eps,
+            keys=ours.keys[0],
+            values=ours.values[0],
+            start=plain.length,
+        )
+        plain.advance()
+        assert (found - expected).abs().max() < limit
+        for one, other in ((ours.keys, plain.keys), (ours.values, plain.values)):
+            assert (one[..., : plain.length, :] - other[..., : plain.length, :]).abs().max() < limit
