@@ -23,6 +23,9 @@ CHUNK_ROWS = 64  # rows of a prefill chunk that one program takes
 DECODE_PROGRAMS = 1_024
 MOST_SPLITS, LEAST_SPLITS = 64, 8
 
+# A chunk whose programs would leave half of such a GPU idle is cut in two, if contexts can be so long that it matters.
+CHUNK_SPLITS, CHUNK_PROGRAMS, LONG_CONTEXT = 2, 132, 8_192
+
 LOG2_E = 1.4426950408889634  # exp(x) = exp2(x log2 e), and exp2 is what the hardware has
 
 
@@ -164,11 +167,20 @@ def decode(
 
 @triton.jit
 def _prefill_kernel(
-    q_ptr, keys, values, out_ptr, table, table_width, begins, counts, starts, scale, heads, kv_heads,
-    D: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    q_ptr, keys, values, out_ptr, acc_ptr, m_ptr, total_ptr, table, table_width, begins, counts, starts, scale, heads,
+    kv_heads,
+    D: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of rows, query head, chunk): ROWS rows of a chunk against all rows up to each of them."""
-    block, head, chunk = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    """Program (block of rows, query head, chunk and split): ROWS rows of a chunk against all rows up to each of them.
+
+    One of several splits takes its part of those, and `_combine_kernel` makes out of acc, m and total of all.
+    """
+    block, head, chunk, split = (
+        tl.program_id(0),
+        tl.program_id(1),
+        tl.program_id(2) // SPLITS,
+        tl.program_id(2) % SPLITS,
+    )
     count = tl.load(counts + chunk)
     if block * ROWS >= count:
         return
@@ -181,8 +193,11 @@ def _prefill_kernel(
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, D], tl.float32)
     stop = start + tl.minimum(count, (block + 1) * ROWS)
+    part = tl.cdiv(tl.cdiv(stop, BLOCK), SPLITS) * BLOCK
+    from_ = split * part
+    stop = tl.minimum(from_ + part, stop)
     kv_head = head // (heads // kv_heads)
-    for first in range(0, stop, BLOCK):
+    for first in range(from_, stop, BLOCK):
         offsets = first + tl.arange(0, BLOCK)
         inside = offsets < stop
         pages = tl.load(table + chunk * table_width + offsets // PAGE, mask=inside, other=0).to(tl.int64)
@@ -191,7 +206,13 @@ def _prefill_kernel(
         m, total, acc = _attend_block(
             q, m, total, acc, keys, values, slots, inside, mask, scale, kv_head, kv_heads, dims, D
         )
-    tl.store(out_ptr + at, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=rows[:, None] < count)
+    if SPLITS == 1:
+        tl.store(out_ptr + at, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=rows[:, None] < count)
+    else:
+        to = ((begin + rows).to(tl.int64) * heads + head) * SPLITS + split
+        tl.store(m_ptr + to, m, mask=rows < count)
+        tl.store(total_ptr + to, total, mask=rows < count)
+        tl.store(acc_ptr + to[:, None] * D + dims[None, :], acc, mask=rows[:, None] < count)
 
 
 def prefill(
@@ -200,15 +221,26 @@ def prefill(
 ) -> None:  # fmt: skip
     """Chunks of C sequences, whose own keys are already stored; writes their rows of `out` [N, heads, D], contiguous as q.
 
+    Rows of no chunk are left as they are, or become anything.
+
     Chunk c is rows [begins[c], begins[c] + counts[c]) of q and rows [starts[c], ...) of its sequence; it attends causally.
     table int32 [C, P]; begins, counts, starts int32 [C]; most_rows: the largest of counts.
     """
-    _, heads, dim = q.shape
-    grid = (triton.cdiv(most_rows, CHUNK_ROWS), heads, len(begins))
-    _prefill_kernel[grid](
-        q, keys, values, out, table, table.stride(0), begins, counts, starts, dim**-0.5 * LOG2_E, heads, keys.shape[1],
-        D=dim, PAGE=page_size, ROWS=CHUNK_ROWS, BLOCK=BLOCK_KEYS,
+    rows, heads, dim = q.shape
+    blocks = triton.cdiv(most_rows, CHUNK_ROWS)
+    splits = CHUNK_SPLITS if blocks * heads <= CHUNK_PROGRAMS and table.shape[1] * page_size > LONG_CONTEXT else 1
+    acc = m = total = out  # not used by a single split
+    if splits > 1:
+        acc = torch.empty(rows, heads, splits, dim, dtype=torch.float32, device=q.device)
+        m = torch.empty(rows, heads, splits, dtype=torch.float32, device=q.device)
+        total = torch.empty_like(m)
+    _prefill_kernel[(blocks, heads, len(begins) * splits)](
+        q, keys, values, out, acc, m, total, table, table.stride(0), begins, counts, starts, dim**-0.5 * LOG2_E, heads,
+        keys.shape[1],
+        D=dim, PAGE=page_size, ROWS=CHUNK_ROWS, BLOCK=BLOCK_KEYS, SPLITS=splits,
     )  # fmt: skip
+    if splits > 1:
+        _combine_kernel[(rows * heads,)](acc, m, total, out, D=dim, SPLITS=splits)
 
 
 class DecodeStep:

@@ -141,13 +141,18 @@ def test_what_is_not_finite_reaches_the_output_of_its_row_alone() -> None:
 
 @LOOPS
 @PRECISION
-def test_paged_prefill_equals_plain_attention(dtype: torch.dtype, limit: float) -> None:
+@pytest.mark.parametrize("splits", [1, 2])
+def test_paged_prefill_equals_plain_attention(
+    dtype: torch.dtype, limit: float, splits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paged_attention, "LONG_CONTEXT", 0 if splits > 1 else 10**9)
+    monkeypatch.setattr(paged_attention, "CHUNK_SPLITS", splits)
     torch.manual_seed(0)
-    lengths, counts = [200, 300, 65], [170, 3, 65]
+    lengths, counts = [150, 200, 65], [130, 3, 65]
     keys, values, table = pool(lengths, 2, 128, dtype)
     q = torch.randn(sum(counts), 8, 128).to(DEVICE, dtype)
     starts = [length - count for length, count in zip(lengths, counts, strict=True)]
-    begins = [0, 170, 173]
+    begins = [0, 130, 133]
     out = torch.full_like(q, torch.nan)
     paged_attention.prefill(
         q,
