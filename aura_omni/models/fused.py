@@ -122,6 +122,39 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return out
 
 
+@triton.jit
+def _turn_patches_kernel(
+    qkv_ptr, cos_ptr, sin_ptr, out_ptr, rows, patches, heads, D: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Program (patch of a group, query or key): all heads."""
+    row, which = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    head, dims = tl.arange(0, HEADS)[:, None], tl.arange(0, BLOCK)[None, :]
+    inside = (head < heads) & (dims < D)
+    half: tl.constexpr = D // 2
+    source = qkv_ptr + ((row * 3 + which) * heads + head) * D
+    x = tl.load(source + dims, mask=inside, other=0.0)
+    mirrored = tl.load(source + tl.where(dims < half, dims + half, dims - half), mask=inside, other=0.0).to(tl.float32)
+    group, patch = row // patches, row % patches
+    cos = tl.load(cos_ptr + patch * D + dims, mask=dims < D, other=0.0)
+    sin = tl.load(sin_ptr + patch * D + dims, mask=dims < D, other=0.0)
+    out = x.to(tl.float32) * cos + tl.where(dims < half, -mirrored, mirrored) * sin
+    at = which * rows * heads * D + ((group * heads + head) * patches + patch) * D + dims
+    tl.store(out_ptr + at, out.to(x.dtype), mask=inside)
+
+
+def turn_patches(qkv: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
+    """qkv [G, P, 3 heads D]; cos, sin float32 [P, D] -> q and k [2, G, heads, P, D], turned as `qwen3_vl._turn` does."""
+    qkv = qkv.contiguous()
+    groups, patches, width = qkv.shape
+    dim, rows = width // (3 * heads), groups * patches
+    out = qkv.new_empty(2, groups, heads, patches, dim)
+    _turn_patches_kernel[(rows, 2)](
+        qkv, cos, sin, out, rows, patches, heads,
+        D=dim, HEADS=triton.next_power_of_2(heads), BLOCK=triton.next_power_of_2(dim),
+    )  # fmt: skip
+    return out
+
+
 MOST_DENSE_KEYS = 64  # one program holds all keys of a sequence and key head
 
 

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aura_omni.models.fields import whole, wholes
+from aura_omni.models.layers import fused, fusible
 from aura_omni.models.qwen3 import Decoder, DecoderConfig
 from aura_omni.models.weights import Layout, Prepared
 
@@ -154,8 +155,12 @@ class VisionAttention(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """x [G, P, hidden]; cos, sin float32 [P, head_dim]. Every patch sees all patches of its own group, and no other."""
         groups, patches, hidden = x.shape
-        q, k, v = self.qkv(x).view(groups, patches, 3, self.heads, self.head_dim).permute(2, 0, 3, 1, 4)
-        out = F.scaled_dot_product_attention(_turn(q, cos, sin), _turn(k, cos, sin), v)
+        qkv = self.qkv(x)
+        q, k, v = qkv.view(groups, patches, 3, self.heads, self.head_dim).permute(2, 0, 3, 1, 4)
+        q, k = (
+            fused().turn_patches(qkv, cos, sin, self.heads) if fusible(x) else (_turn(q, cos, sin), _turn(k, cos, sin))
+        )
+        out = F.scaled_dot_product_attention(q, k, v)
         return self.proj(out.transpose(1, 2).reshape(groups, patches, hidden))
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from aura_omni.engine.sampler import Draw, pick
 from aura_omni.flow import Sampling
+from aura_omni.models import qwen3_vl
 from aura_omni.models.layers import DenseKV, RMSNorm, Rope, rotate
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -80,6 +81,12 @@ def context(table: Tensor, length: int) -> Tensor:
     return table[rows // PAGE].long() * PAGE + rows % PAGE
 
 
+def assert_close(ours: Tensor, plain: Tensor, limit: float) -> None:
+    """To within limit, and limit of their size."""
+    ours, plain = ours.float(), plain.float()
+    assert ((ours - plain).abs() <= limit * (1 + plain.abs())).all(), (ours - plain).abs().max()
+
+
 # Its loops take their bounds out of arrays as NumPy did before 2.4.
 LOOPS = pytest.mark.skipif(
     DEVICE.type == "cpu" and np.lib.NumpyVersion(np.__version__) >= "2.4.0",
@@ -119,7 +126,7 @@ def test_paged_decode_equals_plain_attention(
     for row, length in enumerate(lengths):
         past = [x[context(table[row], length)].float().transpose(0, 1)[None] for x in (keys, values)]
         plain = F.scaled_dot_product_attention(q[row].float()[None, :, None], *past, enable_gqa=True)[0, :, 0]
-        assert (out[row].float() - plain).abs().max() < limit
+        assert_close(out[row], plain, limit)
 
 
 def test_contexts_are_cut_into_parts_while_that_keeps_the_device_busy() -> None:
@@ -171,7 +178,7 @@ def test_paged_prefill_equals_plain_attention(
         mask = torch.ones(count, length, dtype=torch.bool, device=DEVICE).tril(length - count)
         rows = q[begin : begin + count].float().transpose(0, 1)[None]
         plain = F.scaled_dot_product_attention(rows, *past, attn_mask=mask, enable_gqa=True)[0].transpose(0, 1)
-        assert (out[begin : begin + count].float() - plain).abs().max() < limit
+        assert_close(out[begin : begin + count], plain, limit)
 
 
 def test_keys_and_values_are_stored_in_their_slots() -> None:
@@ -217,6 +224,18 @@ def test_dense_attention_step_by_step_equals_plain_attention(dtype: torch.dtype,
             start=plain.length,
         )
         plain.advance()
-        assert (found - expected).abs().max() < limit
+        assert_close(found, expected, limit)
         for one, other in ((ours.keys, plain.keys), (ours.values, plain.values)):
-            assert (one[..., : plain.length, :] - other[..., : plain.length, :]).abs().max() < limit
+            assert_close(one[..., : plain.length, :], other[..., : plain.length, :], limit)
+
+
+@PRECISION
+def test_patches_are_turned_as_plainly(dtype: torch.dtype, limit: float) -> None:
+    torch.manual_seed(0)
+    groups, patches, heads, dim = 2, 12, 3, 24
+    qkv = torch.randn(groups, patches, 3 * heads * dim).to(DEVICE, dtype)
+    angles = torch.randn(patches, dim, device=DEVICE)
+    cos, sin = angles.cos(), angles.sin()
+    plain = qkv.view(groups, patches, 3, heads, dim).permute(2, 0, 3, 1, 4)[:2]
+    for one, other in zip(fused.turn_patches(qkv, cos, sin, heads), plain, strict=True):
+        assert_close(one, qwen3_vl._turn(other, cos, sin), limit)
