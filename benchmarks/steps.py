@@ -1,7 +1,7 @@
 """What each stage takes alone, at published dimensions with random weights: one step of decoding, one chunk of frames, one clip.
 
     python benchmarks/steps.py --folder /scratch/true --out steps.json [--profile]
-    python benchmarks/steps.py --folder /tmp/described --out steps.json --in-memory --stages talker
+    python benchmarks/steps.py --folder /tmp/described --out steps.json --in-memory --stages talker --without fused-draw
 
 The stages are loaded as `serve` loads them and driven through their runners, on the engine's thread, one stage at a time. A
 step is wall time from one output of every sequence to the next, host work included; `gpu_ms` is the time that kernels ran in
@@ -11,6 +11,7 @@ it, of a second pass under the profiler. The JSON is rewritten after every part.
 from __future__ import annotations
 
 import argparse
+import logging
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -21,6 +22,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from features import FEATURES, without
 from true_size import Report, machine, memory, true_config
 
 from aura_omni import assembly
@@ -45,10 +47,17 @@ def main() -> None:
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=STAGES, help="only these; others are not loaded")
     parser.add_argument("--in-memory", action="store_true", help="weights are made up on the GPU, not written and read")
     parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
+    parser.add_argument("--without", nargs="+", choices=FEATURES, default=(), help="plainer, as features.py says")
     parser.add_argument("--profile", action="store_true", help="with the time of kernels, and which they are")
     arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")  # what loading takes, stage by stage
     report = Report(arguments.out)
-    report.add("machine", machine())
+    report.add("machine", {**machine(), "without": arguments.without})
+    with without(arguments.without):
+        measure(arguments, report)
+
+
+def measure(arguments: argparse.Namespace, report: Report) -> None:
     start = time.monotonic()
     wanted = set(arguments.stages)
     if wanted & SPEECH:

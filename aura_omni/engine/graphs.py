@@ -91,9 +91,8 @@ class Graphed:
 
 def recorded(function: Callable[[], Tensor], pool: GraphPool) -> tuple[torch.cuda.CUDAGraph, Tensor]:
     """The function as a graph, and where a replay leaves its result."""
-    # Libraries set themselves up on their first calls, which a graph must not record.
-    for _ in range(2):
-        function()
+    # Kernels are compiled and libraries set themselves up on their first call, which a graph must not record.
+    function()
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
     # On the lane's own stream: its priority and its libraries' workspaces go into the graph.
     with torch.cuda.graph(graph, pool=pool.handle, stream=stream, capture_error_mode="thread_local"):

@@ -8,6 +8,7 @@ back into the seat. Prompts go through the decoder as their stage embeds them, a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -31,6 +32,11 @@ PREFILL_SIZES = (16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 PREFILL_CHUNKS = 8
 
 NO_ID = -1  # instead of an id, where the logits are not finite
+
+
+def graph_bytes(hidden: int, adds: int, dtype: torch.dtype) -> int:
+    """What graphs of prefills hold on to: rows that go in, adds to them, and rows that come out, for each size."""
+    return sum(PREFILL_SIZES) * hidden * (2 + adds) * dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +103,6 @@ class Steps:
         self._decode_graph: Graphed | None = None
         self._draw_graph: Graphed | None = None
         self._prefill_graph: Graphed | None = None
-        self._adding_graph: Graphed | None = None
         if graphs:
             self._capture(max_num_seqs)
             model.prepare_graphs()
@@ -143,13 +148,13 @@ class Steps:
 
     def _hidden(self, batch: Batch, rows: Rows) -> Tensor:
         """The rows [N, H] through the decoder, final-normed; a graph may leave some that are nobody's behind them."""
-        graph = self._adding_graph if rows.adds else self._prefill_graph
+        graph = self._prefill_graph
         if graph is None or batch.rows > PREFILL_SIZES[-1] or len(batch.sequences) > PREFILL_CHUNKS:
             return self._model.decoder(rows.x, rows.positions, self._kv.step(batch), rows.adds, rows.add_rows)
         slot, chunks = self._kv.chunk_numbers(batch, rows=graph.size(batch.rows), chunks=PREFILL_CHUNKS)
         positions = rows.positions[:, None] if rows.positions.dim() == 1 else rows.positions.T
-        inputs = (rows.x, positions, self._sent(slot[:, None]), *_adds_of_all(rows))
-        return graph(*inputs, self._sent(chunks))
+        adds = () if not self._model.adds else (_adds_of_all(rows, self._model.adds),)
+        return graph(rows.x, positions, self._sent(slot[:, None]), *adds, self._sent(chunks))
 
     def _pack(self, batch: Batch, graphed: Graphed | None, *, pages: bool, ahead: int = 0) -> tuple[Tensor, _How]:
         """What the rows that yield an id need from the host; pages: with what attention needs; ahead: ids that are being drawn."""
@@ -185,14 +190,13 @@ class Steps:
         slot = integer + self._kv.spare_page * self._kv.page_size
         # Chunks of no rows, whose pages therefore do not matter.
         chunks = torch.zeros(PREFILL_CHUNKS, 3 + nobody.shape[1], dtype=torch.int32, device=self._model.device)
+        function: Callable[..., Tensor] = self._computed
         rows: tuple[Tensor, ...] = (hidden, positions, slot)
-        fixed = (chunks,)
-        self._prefill_graph = Graphed(self._computed, rows=rows, fixed=fixed, sizes=PREFILL_SIZES, pool=pool)
-        self._prefill_graph.prepare()
         if self._model.adds:
-            rows = (*rows, hidden.new_zeros(1, self._model.adds * hidden.shape[1]))
-            self._adding_graph = Graphed(self._added, rows=rows, fixed=fixed, sizes=PREFILL_SIZES, pool=pool)
-            self._adding_graph.prepare()
+            # Rows without adds get zeros, which costs less than as many graphs again.
+            function, rows = self._added, (*rows, hidden.new_zeros(1, self._model.adds * hidden.shape[1]))
+        self._prefill_graph = Graphed(function, rows=rows, fixed=(chunks,), sizes=PREFILL_SIZES, pool=pool)
+        self._prefill_graph.prepare()
 
     # ------------------------------------------------------------ on the device: tensors only
 
@@ -235,10 +239,10 @@ def _where(positions: Tensor) -> Tensor:
     return positions[:, 0] if positions.shape[1] == 1 else positions.T
 
 
-def _adds_of_all(rows: Rows) -> tuple[Tensor, ...]:
-    """The adds side by side, zeros for rows that have none: [N, adds * H]; nothing where nobody has any."""
-    if not rows.adds:
-        return ()
-    assert rows.add_rows is not None
-    wide = rows.x.new_zeros(len(rows.x), len(rows.adds) * rows.x.shape[1])
-    return (wide.index_copy_(0, rows.add_rows, torch.cat(rows.adds, dim=1)),)
+def _adds_of_all(rows: Rows, adds: int) -> Tensor:
+    """The adds side by side, zeros for rows that have none: [N, adds * H]."""
+    wide = rows.x.new_zeros(len(rows.x), adds * rows.x.shape[1])
+    if rows.adds:
+        assert rows.add_rows is not None
+        wide.index_copy_(0, rows.add_rows, torch.cat(rows.adds, dim=1))
+    return wide

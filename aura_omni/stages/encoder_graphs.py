@@ -21,16 +21,24 @@ from torch import Tensor
 from aura_omni.engine.graphs import Graphed, GraphPool
 from aura_omni.engine.lane import sent
 from aura_omni.models.qwen3_asr import Qwen3Asr
-from aura_omni.models.qwen3_vl import VisionTower
+from aura_omni.models.qwen3_vl import VisionConfig, VisionTower
 
 GROUPS = (1, 2, 4, 8)  # pairs of frames of one call
 MOST_PATCHES = 8_192  # of one call: beyond, launching takes less time than computing
-MOST_GRIDS = 8  # frame sizes that get graphs; each holds its inputs and outputs, some tens of MB
+MOST_GRIDS = 4  # frame sizes that get graphs; each holds its inputs and outputs, 150 MB for 640x360 at true size
 WINDOWS = (1, 2, 4, 8)  # of 8 s
 
 
 class TowerGraphs:
     """A `VisionTower`. A frame size gets its graphs the second time it comes: a single picture is not worth them."""
+
+    @staticmethod
+    def bytes(config: VisionConfig, dtype: torch.dtype) -> int:
+        """What all graphs there can be hold on to: patches that go in and features that come out."""
+        patch = config.channels * config.temporal_patch * config.patch**2
+        features = (1 + len(config.deepstack_layers)) * config.out_hidden // config.merge**2
+        # Twice the largest call of each frame size, as each call of GROUPS is half of the next.
+        return MOST_GRIDS * 2 * MOST_PATCHES * (patch + features) * dtype.itemsize
 
     def __init__(self, tower: VisionTower) -> None:
         self._tower, self._pool = tower, GraphPool()
