@@ -29,7 +29,7 @@ from aura_omni.models.qwen3 import Decoder, DecoderLayer
 from aura_omni.stages import asr, aura, vocoder
 from aura_omni.stages.asr import AsrStage
 from aura_omni.stages.aura import AuraStage
-from aura_omni.stages.encoder_graphs import TowerGraphs
+from aura_omni.stages.encoder_graphs import HearingGraphs, TowerGraphs
 from aura_omni.stages.talker import TalkerStage, predictor_sampling
 from aura_omni.stages.vocoder import VocoderRunner
 from aura_omni.stages.voices import ReferenceStore
@@ -168,14 +168,16 @@ def _site(stage: StageConfig) -> _Site:
         return _Site(stage, checkpoint, device, dtype, None, 0, _needs(stage, networks, dtype, fixed=fixed))
     if stage.name == "asr":
         hearing = AsrStage.network_of(checkpoint)
-        return _ar_site(stage, checkpoint, device, dtype, [hearing], hearing.decoder, hearing.config.vocabulary)
+        return _ar_site(
+            stage, checkpoint, device, dtype, [hearing], hearing.decoder, hearing.config.vocabulary,
+            encoder=HearingGraphs.bytes(hearing.config.encoder, dtype),
+        )  # fmt: skip
     if stage.name == "aura":
         seeing = AuraStage.network_of(checkpoint)
-        tower = TowerGraphs.bytes(seeing.config.vision, dtype) if _graphs(device, stage) else 0
-        adds = len(seeing.config.vision.deepstack_layers)
         return _ar_site(
-            stage, checkpoint, device, dtype, [seeing], seeing.decoder, seeing.config.vocabulary, adds=adds, fixed=tower
-        )
+            stage, checkpoint, device, dtype, [seeing], seeing.decoder, seeing.config.vocabulary,
+            encoder=TowerGraphs.bytes(seeing.config.vision, dtype), adds=len(seeing.config.vision.deepstack_layers),
+        )  # fmt: skip
     talker, speaker = TalkerStage.networks_of(checkpoint)
     voices: list[nn.Module] = [talker] if speaker is None else [talker, speaker]
     return _ar_site(stage, checkpoint, device, dtype, voices, talker.decoder, talker.config.codec_vocab)
@@ -190,15 +192,15 @@ def _ar_site(
     decoder: Decoder,
     vocabulary: int,
     *,
+    encoder: int = 0,
     adds: int = 0,
-    fixed: int = 0,
 ) -> _Site:
-    """adds: as `StageModel` has them; fixed: bytes that the stage holds beside weights, seats, pages and what its steps hold."""
+    """encoder: bytes that graphs of the stage's encoder hold on to; adds: as `StageModel` has them."""
     positions = decoder.config.max_positions
     length = min(stage.max_model_len or positions, positions)
-    fixed += Seats.bytes(stage.max_num_seqs, hidden=decoder.config.hidden, vocabulary=vocabulary, dtype=dtype)
+    fixed = Seats.bytes(stage.max_num_seqs, hidden=decoder.config.hidden, vocabulary=vocabulary, dtype=dtype)
     if _graphs(device, stage):
-        fixed += graph_bytes(decoder.config.hidden, adds, dtype)
+        fixed += encoder + graph_bytes(decoder.config.hidden, adds, dtype)
     needs = _needs(stage, networks, dtype, kv=decoder.kv_bytes_per_token(dtype), length=length, fixed=fixed)
     return _Site(stage, checkpoint, device, dtype, decoder, length, needs)
 

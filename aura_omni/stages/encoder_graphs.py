@@ -20,7 +20,7 @@ from torch import Tensor
 
 from aura_omni.engine.graphs import Graphed, GraphPool
 from aura_omni.engine.lane import sent
-from aura_omni.models.qwen3_asr import Qwen3Asr
+from aura_omni.models.qwen3_asr import EncoderConfig, Qwen3Asr
 from aura_omni.models.qwen3_vl import VisionConfig, VisionTower
 
 GROUPS = (1, 2, 4, 8)  # pairs of frames of one call
@@ -34,11 +34,12 @@ class TowerGraphs:
 
     @staticmethod
     def bytes(config: VisionConfig, dtype: torch.dtype) -> int:
-        """What all graphs there can be hold on to: patches that go in and features that come out."""
+        """What all graphs there can be hold on to: patches that go in, features that come out, and what they compute with."""
         patch = config.channels * config.temporal_patch * config.patch**2
         features = (1 + len(config.deepstack_layers)) * config.out_hidden // config.merge**2
-        # Twice the largest call of each frame size, as each call of GROUPS is half of the next.
-        return MOST_GRIDS * 2 * MOST_PATCHES * (patch + features) * dtype.itemsize
+        # Twice the largest call of each frame size, as each call of GROUPS is half of the next; what lies between is shared.
+        numbers = MOST_GRIDS * 2 * (patch + features) + 4 * config.intermediate
+        return MOST_PATCHES * numbers * dtype.itemsize
 
     def __init__(self, tower: VisionTower) -> None:
         self._tower, self._pool = tower, GraphPool()
@@ -78,6 +79,12 @@ def _groups_of(grid: tuple[int, int]) -> tuple[int, ...]:
 
 class HearingGraphs:
     """`Qwen3Asr.encode`. Clips of less than a chunk, which are not filled up, and very many windows are computed as written."""
+
+    @staticmethod
+    def bytes(config: EncoderConfig, dtype: torch.dtype) -> int:
+        """What the graphs hold on to: nearly all of it is what the first convolution makes of the largest call."""
+        image = config.conv_channels * (config.mel_bins // 2) * (config.window_frames // 2)
+        return 4 * WINDOWS[-1] * image * dtype.itemsize
 
     def __init__(self, network: Qwen3Asr) -> None:
         self._encoder = encoder = network.audio_tower

@@ -9,7 +9,7 @@ import pytest
 from tiny_stage import GREEDY, SAMPLINGS, Request, TinyStage, make_runner, prompt, requests_of, run
 
 from aura_omni.engine.graphs import sizes_up_to
-from aura_omni.engine.steps import PREFILL_SIZES
+from aura_omni.engine.steps import PREFILL_SIZES, graph_bytes
 from tests.replayed import without_cuda
 
 
@@ -50,3 +50,12 @@ def test_requests_that_sample_as_usual_or_less_need_no_graph_of_their_own(monkey
     assert len(recorded) == before
     run(runner, Request(prompt(9, seed=1), replace(usual, top_p=0.9)))
     assert len(recorded) == before + 2
+
+
+def test_what_graphs_of_prefills_hold_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_cuda(monkeypatch)
+    stage = TinyStage()
+    graphed = make_runner(stage, graphs=True)._compute._prefill_graph
+    assert graphed is not None
+    held = sum((capture.inputs[0].nbytes + capture.output.nbytes) for capture in graphed._captures.values())
+    assert held == graph_bytes(stage.decoder_config.hidden, stage.adds, stage.dtype)

@@ -124,3 +124,21 @@ def test_what_fills_a_window_up_is_not_heard(hearing: Qwen3Asr) -> None:
     assert torch.equal(before[0], after[0])
     assert torch.equal(before[1, :39], after[1, :39])
     assert not torch.equal(before[1, 39:], after[1, 39:])
+
+
+@torch.inference_mode()
+def test_what_graphs_hold_is_counted(tower: VisionTower, hearing: Qwen3Asr, monkeypatch: pytest.MonkeyPatch) -> None:
+    def held(graphed: graphs.Graphed) -> int:
+        captures = graphed._captures.values()
+        return sum(tensor.nbytes for capture in captures for tensor in (*capture.inputs, capture.output))
+
+    without_cuda(monkeypatch)
+    monkeypatch.setattr("aura_omni.stages.encoder_graphs.MOST_PATCHES", 128)
+    seeing = TowerGraphs(tower)
+    for grid in ((4, 4), (2, 8), (8, 2), (2, 4))[:MOST_GRIDS]:
+        seeing.prepare(grid)
+    most = TowerGraphs.bytes(tower.config, torch.float32)
+    assert most / 2 < sum(held(graphed) for graphed in seeing._graphs.values()) < most
+    ours = HearingGraphs(hearing)
+    ours.prepare()
+    assert held(ours._graph) < HearingGraphs.bytes(hearing.audio_tower.config, torch.float32)
