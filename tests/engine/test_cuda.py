@@ -1,6 +1,7 @@
 """On a GPU: our kernels against the plain code they stand for, and steps replayed from graphs against steps as written."""
 
 import dataclasses
+import gc
 import threading
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from tiny_stage import GREEDY, SAMPLINGS, Request, TinyStage, make_runner, prompt, requests_of, run
 
 from aura_omni.engine.engine import Engine
+from aura_omni.engine.graphs import Graphed, GraphPool
 from aura_omni.engine.lane import Lane
 from aura_omni.engine.runner import ArRunner
 from aura_omni.engine.sampler import Draw, Filters, pick
@@ -173,3 +175,25 @@ def test_a_graph_step_with_positions_on_three_axes():
         return request.heard
 
     assert outputs(graphs=True) == outputs(graphs=False)
+
+
+def test_older_graphs_that_nobody_needs_do_not_spoil_a_recording():
+    def graphed(older: list[Graphed]) -> Graphed:
+        def function(x: torch.Tensor) -> torch.Tensor:
+            if torch.cuda.is_current_stream_capturing() and older:
+                cycle: list[Any] = [older.pop()]  # as runners are
+                cycle.append(cycle)
+                del cycle
+            return x + len([[number] for number in range(2_000)])  # more than enough to start the collector
+
+        made = Graphed(function, rows=(torch.zeros(1, 64, device="cuda"),), sizes=(1, 2, 4), pool=GraphPool())
+        made.prepare()
+        return made
+
+    assert gc.isenabled()
+    with Lane(torch.device("cuda")).active(), torch.inference_mode():
+        older = [graphed([]) for _ in range(3)]
+        last = graphed(older)
+        assert not older
+        assert gc.isenabled()
+        assert torch.equal(last(torch.ones(3, 64))[:3].cpu(), torch.full((3, 64), 2_001.0))
