@@ -108,6 +108,9 @@ def assemble(config: Config, report: Report = unreported) -> Stages:
     sites = {stage.name: _site(stage) for stage in config.stages}
     pages = _share_out(list(sites.values()))
     _use_threads(list(sites.values()))
+    # On CUDA PyTorch's convolutions round float32 to 10 bits unless told otherwise: a stage computes in its dtype, and the
+    # encoder of reference voices is float32 so that rounding chooses no other codes. bfloat16 is not touched by it.
+    torch.backends.cudnn.allow_tf32 = False
 
     def loaded(name: StageName, load: Callable[[_Site], T]) -> T | None:
         if name not in sites:

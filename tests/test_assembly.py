@@ -95,6 +95,12 @@ def test_on_a_cpu_pages_follow_the_seats_and_not_the_memory():
     assert stages.ar_runners["aura"].counters.pages == 2 * 2 * 1024 // 16
 
 
+def test_float32_is_not_rounded_in_convolutions(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)  # PyTorch's default
+    assemble(config())
+    assert not torch.backends.cudnn.allow_tf32
+
+
 def test_small_models_on_a_cpu_compute_in_one_thread():
     before = torch.get_num_threads()
     torch.set_num_threads(2)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from aura_omni.config import Config, Options, load
+from aura_omni.engine.lane import Lane
 from aura_omni.engine.loader import Checkpoint
 from aura_omni.engine.runner import ArRunner
 from aura_omni.flow import Sampling, Text, TurnRequest, Voice
@@ -48,6 +49,14 @@ def request(number: int) -> TurnRequest:
         sampling["aura"] |= {"repetition_penalty": 1.1, "top_p": 0.9}
     parts = (recording(), clip()) if number % 2 else (recording(),)
     return spoken(*parts, Text(f"question {number}"), sampling=sampling)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def whole_float32() -> Iterator[None]:
+    """Float32 is what is compared, also of stages that no pipeline loads, which would have seen to it."""
+    before, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
+    yield
+    torch.backends.cudnn.allow_tf32 = before
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +187,7 @@ ENCODER_PRECISION = pytest.mark.parametrize(("dtype", "limit"), [(torch.float32,
 def test_frames_from_graphs_are_seen_as_written(dtype, limit):
     stage = AuraStage.load(Checkpoint.find(str(family() / "aura")), device=CUDA, dtype=dtype)
     tower, grid = stage.network.visual, (22, 40)
-    with torch.inference_mode():
+    with Lane(CUDA).active(), torch.inference_mode():
         graphs = TowerGraphs(tower)
         graphs.prepare(grid)
         given = [torch.randn(groups, 880, 1_536, device=CUDA).to(dtype) for groups in (3, 1, 8, 2, 11)]
@@ -190,7 +199,7 @@ def test_frames_from_graphs_are_seen_as_written(dtype, limit):
 @ENCODER_PRECISION
 def test_sound_from_graphs_is_heard_as_written(dtype, limit):
     network = AsrStage.load(Checkpoint.find(str(family() / "asr")), device=CUDA, dtype=dtype).network
-    with torch.inference_mode():
+    with Lane(CUDA).active(), torch.inference_mode():
         graphs = HearingGraphs(network)
         graphs.prepare()
         given = [
