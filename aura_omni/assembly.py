@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -20,6 +21,7 @@ from aura_omni.engine.memory import StageNeeds, plan_pages
 from aura_omni.engine.runner import ArRunner
 from aura_omni.engine.seats import Seats
 from aura_omni.engine.stage_model import Runner, StageModel
+from aura_omni.engine.steps import graph_bytes
 from aura_omni.flow import Report, Sampling, StageName, unreported
 from aura_omni.models.codec import CodecDecoder
 from aura_omni.models.codec_encoder import CodecEncoder
@@ -27,6 +29,7 @@ from aura_omni.models.qwen3 import Decoder, DecoderLayer
 from aura_omni.stages import asr, aura, vocoder
 from aura_omni.stages.asr import AsrStage
 from aura_omni.stages.aura import AuraStage
+from aura_omni.stages.encoder_graphs import HearingGraphs, TowerGraphs
 from aura_omni.stages.talker import TalkerStage, predictor_sampling
 from aura_omni.stages.vocoder import VocoderRunner
 from aura_omni.stages.voices import ReferenceStore
@@ -105,14 +108,16 @@ def assemble(config: Config, report: Report = unreported) -> Stages:
     sites = {stage.name: _site(stage) for stage in config.stages}
     pages = _share_out(list(sites.values()))
     _use_threads(list(sites.values()))
+    # On CUDA PyTorch's convolutions round float32 to 10 bits unless told otherwise: a stage computes in its dtype, and the
+    # encoder of reference voices is float32 so that rounding chooses no other codes. bfloat16 is not touched by it.
+    torch.backends.cudnn.allow_tf32 = False
 
     def loaded(name: StageName, load: Callable[[_Site], T]) -> T | None:
         if name not in sites:
             return None
         report(name, "loading")
-        start = time.monotonic()
-        stage = load(sites[name])
-        log.info("%s: %s read in %.1f s", name, sites[name].checkpoint.name, time.monotonic() - start)
+        with _timed(f"{name}: {sites[name].checkpoint.name} read"):
+            stage = load(sites[name])
         report(name, "loaded")
         return stage
 
@@ -139,6 +144,13 @@ def assemble(config: Config, report: Report = unreported) -> Stages:
     )
 
 
+@contextmanager
+def _timed(what: str) -> Iterator[None]:
+    start = time.monotonic()
+    yield
+    log.info("%s in %.1f s", what, time.monotonic() - start)
+
+
 # ---------------------------------------------------------------- before the weights
 
 
@@ -159,10 +171,16 @@ def _site(stage: StageConfig) -> _Site:
         return _Site(stage, checkpoint, device, dtype, None, 0, _needs(stage, networks, dtype, fixed=fixed))
     if stage.name == "asr":
         hearing = AsrStage.network_of(checkpoint)
-        return _ar_site(stage, checkpoint, device, dtype, [hearing], hearing.decoder, hearing.config.vocabulary)
+        return _ar_site(
+            stage, checkpoint, device, dtype, [hearing], hearing.decoder, hearing.config.vocabulary,
+            encoder=HearingGraphs.bytes(hearing.config.encoder, dtype),
+        )  # fmt: skip
     if stage.name == "aura":
         seeing = AuraStage.network_of(checkpoint)
-        return _ar_site(stage, checkpoint, device, dtype, [seeing], seeing.decoder, seeing.config.vocabulary)
+        return _ar_site(
+            stage, checkpoint, device, dtype, [seeing], seeing.decoder, seeing.config.vocabulary,
+            encoder=TowerGraphs.bytes(seeing.config.vision, dtype), adds=len(seeing.config.vision.deepstack_layers),
+        )  # fmt: skip
     talker, speaker = TalkerStage.networks_of(checkpoint)
     voices: list[nn.Module] = [talker] if speaker is None else [talker, speaker]
     return _ar_site(stage, checkpoint, device, dtype, voices, talker.decoder, talker.config.codec_vocab)
@@ -176,11 +194,17 @@ def _ar_site(
     networks: list[nn.Module],
     decoder: Decoder,
     vocabulary: int,
+    *,
+    encoder: int = 0,
+    adds: int = 0,
 ) -> _Site:
+    """encoder: bytes that graphs of the stage's encoder hold on to; adds: as `StageModel` has them."""
     positions = decoder.config.max_positions
     length = min(stage.max_model_len or positions, positions)
-    seats = Seats.bytes(stage.max_num_seqs, hidden=decoder.config.hidden, vocabulary=vocabulary, dtype=dtype)
-    needs = _needs(stage, networks, dtype, kv=decoder.kv_bytes_per_token(dtype), length=length, fixed=seats)
+    fixed = Seats.bytes(stage.max_num_seqs, hidden=decoder.config.hidden, vocabulary=vocabulary, dtype=dtype)
+    if _graphs(device, stage):
+        fixed += encoder + graph_bytes(decoder.config.hidden, adds, dtype)
+    needs = _needs(stage, networks, dtype, kv=decoder.kv_bytes_per_token(dtype), length=length, fixed=fixed)
     return _Site(stage, checkpoint, device, dtype, decoder, length, needs)
 
 
@@ -263,19 +287,20 @@ def _usual(site: _Site, default: Sampling, speech: Speech | None) -> tuple[Sampl
 
 def _runner(model: StageModel, site: _Site, pages: int, usual: tuple[Sampling, Sampling]) -> ArRunner:
     stage = site.config
-    return ArRunner(
-        model,
-        pages=pages,
-        page_size=PAGE_SIZE,
-        max_num_seqs=stage.max_num_seqs,
-        max_num_batched_tokens=stage.max_num_batched_tokens,
-        max_model_len=site.max_model_len,
-        max_waiting=WAITING_PER_SLOT * stage.max_num_seqs,
-        prefix_caching=stage.enable_prefix_caching,
-        graphs=_graphs(site.device, stage),
-        usual=usual,
-        lane=Lane(site.device, urgent=stage.name in URGENT),
-    )
+    with _timed(f"{stage.name}: pages and graphs made"):
+        return ArRunner(
+            model,
+            pages=pages,
+            page_size=PAGE_SIZE,
+            max_num_seqs=stage.max_num_seqs,
+            max_num_batched_tokens=stage.max_num_batched_tokens,
+            max_model_len=site.max_model_len,
+            max_waiting=WAITING_PER_SLOT * stage.max_num_seqs,
+            prefix_caching=stage.enable_prefix_caching,
+            graphs=_graphs(site.device, stage),
+            usual=usual,
+            lane=Lane(site.device, urgent=stage.name in URGENT),
+        )
 
 
 def _load_asr(site: _Site) -> AsrStage:
@@ -294,16 +319,18 @@ def _speech(config: Config, talker: TalkerStage, codec: tuple[CodecDecoder, Code
     decoder, encoder = codec
     slots = config.stage("code2wav").max_num_seqs
     device = next(encoder.parameters()).device
-    return Speech(
-        talker=talker,
-        vocoder=VocoderRunner(
+    with _timed("code2wav: streams and graphs made"):
+        runner = VocoderRunner(
             decoder,
             max_num_seqs=slots,
             max_waiting=WAITING_PER_SLOT * slots,
             graphs=_graphs(device, config.stage("code2wav")),
             alone=device.type == "cpu",
             lane=Lane(device, urgent="code2wav" in URGENT),
-        ),
+        )
+    return Speech(
+        talker=talker,
+        vocoder=runner,
         predictor=predictor_sampling(talker.predictor_sampling, config.stage("talker").subtalker),
         encode=lambda samples: encoder.encode(torch.from_numpy(samples).to(device)),
         references=ReferenceStore(REFERENCES_KEPT),

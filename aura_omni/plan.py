@@ -9,6 +9,7 @@ import numpy as np
 
 from aura_omni.flow import Audio, Message, Sampling, StageName, Text, Transcript, TurnRequest, Video
 from aura_omni.stages.asr import AsrPrompt
+from aura_omni.stages.aura_prompt import AuraPrompt
 from aura_omni.stages.voices import Speaking
 
 
@@ -26,6 +27,7 @@ class Plan:
 
     hearing: for each Audio part of the messages, in order, its parts (long clips are cut; none: no sound in it).
     at_once: parts that may be in ASR at the same time; more would let one Turn fill the server.
+    unheard: AURA's prompt if nothing is heard in any clip, or there is none.
     reference: samples float32 at VOICE_RATE of the voice to clone.
     normalize: what is spoken is a clean form of what is written.
     body: ids of the text to speak where the request brings it; text_tokens: of the request, for such a pipeline.
@@ -35,6 +37,7 @@ class Plan:
     sampling: Mapping[StageName, Sampling]
     hearing: tuple[tuple[Listening, ...], ...]
     at_once: int
+    unheard: AuraPrompt | None
     speaking: Speaking | None
     reference: np.ndarray | None
     normalize: bool = True

@@ -130,7 +130,9 @@ class Turn:
             self._work.finish(self._work.text_reason if self._nothing_chosen else "silent")
             return
         sampling = self._plan.sampling["aura"]
-        prompt = aura.prompt(messages, system_prompt=request.system_prompt)
+        prompt = self._plan.unheard
+        if prompt is None or any(transcript.text for transcript in transcripts):
+            prompt = aura.prompt(messages, system_prompt=request.system_prompt)
         self._speaker.follow(text_of(messages[-1]))
         self._tell(transcripts)
         self._work.count(prompt_text_tokens=prompt.text_tokens, prompt_video_tokens=prompt.video_tokens)

@@ -1,123 +1,207 @@
 """What each stage takes alone, at published dimensions with random weights: one step of decoding, one chunk of frames, one clip.
 
     python benchmarks/steps.py --folder /scratch/true --out steps.json [--profile]
+    python benchmarks/steps.py --folder /tmp/described --out steps.json --in-memory --stages talker --without fused-draw
 
 The stages are loaded as `serve` loads them and driven through their runners, on the engine's thread, one stage at a time. A
 step is wall time from one output of every sequence to the next, host work included; `gpu_ms` is the time that kernels ran in
-it, of a second pass under the profiler. The JSON is rewritten after every part.
+it, of a second pass under the profiler, and `--trace` keeps one step of every part to be looked at in a browser
+(chrome://tracing): there it shows when the device waited for the host. The JSON is rewritten after every part.
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from unittest.mock import patch
 
 import numpy as np
 import torch
-from true_size import Report, load_pipeline, machine, memory
+from features import FEATURES, without
+from true_size import Report, machine, memory, true_config
 
-from aura_omni.engine.runner import ArRunner
+from aura_omni import assembly
+from aura_omni.engine.engine import Engine
+from aura_omni.engine.loader import Checkpoint
 from aura_omni.engine.sequence import Sequence
-from aura_omni.flow import CODEBOOKS, Audio, Message, Text, Video, Voice
-from aura_omni.pipeline import Pipeline
+from aura_omni.flow import CODEBOOKS, Audio, Message, StageName, Text, Video, Voice
+from aura_omni.models.weights import Layout
+from aura_omni.nano.published import TRUE
+from aura_omni.nano.random_family import fill, write_family
+
+T = TypeVar("T")
 
 WARM, STEPS = 12, 40  # outputs of every sequence
+PROFILED = 3  # steps; the profiler takes far longer to add them up than they take
+STAGES = ("talker", "code2wav", "aura", "asr")
+SPEECH = {"talker", "code2wav"}  # are loaded together
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--stages", nargs="+", choices=STAGES, default=STAGES, help="only these; others are not loaded")
+    parser.add_argument("--in-memory", action="store_true", help="weights are made up on the GPU, not written and read")
     parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
+    parser.add_argument("--without", nargs="+", choices=FEATURES, default=(), help="plainer, as features.py says")
     parser.add_argument("--profile", action="store_true", help="with the time of kernels, and which they are")
+    parser.add_argument(
+        "--trace", type=Path, help="folder that gets a Chrome trace of one step of every part, host and device"
+    )
     arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")  # what loading takes, stage by stage
     report = Report(arguments.out)
-    report.add("machine", machine())
+    report.add("machine", {**machine(), "without": arguments.without})
+    with without(arguments.without):
+        measure(arguments, report)
+
+
+def measure(arguments: argparse.Namespace, report: Report) -> None:
     start = time.monotonic()
-    pipeline = load_pipeline(arguments.folder, eager=arguments.eager)
+    wanted = set(arguments.stages)
+    if wanted & SPEECH:
+        wanted |= SPEECH
+    if arguments.in_memory:
+        write_family(arguments.folder, sizes=TRUE, kinds=("custom_voice",), weights=False)
+    config = true_config(arguments.folder, eager=arguments.eager)
+    # A stage that is only there because another one needs it gets no graphs.
+    stages = [stage for stage in config.stages if stage.name in wanted]
+    stages = [stage if stage.name in arguments.stages else replace(stage, enforce_eager=True) for stage in stages]
+    config = replace(config, stages=tuple(stages))
+    parts = assemble_in_memory(config) if arguments.in_memory else assembly.assemble(config)
     report.add("load_s", time.monotonic() - start)
-    try:
-        for name, value in Stages(pipeline, profile=arguments.profile).parts():
-            report.add(name, value)
-            pipeline.engine.check_integrity()
-        report.add("memory_gib", memory())
-    finally:
-        pipeline.close()
+    with Engine(parts.runners()) as engine:
+        for name, value in Bench(parts, engine, profile=arguments.profile, trace=arguments.trace).measured(
+            arguments.stages
+        ):
+            report.add(name, {**value, "at_s": round(time.monotonic() - start, 1)})
+            engine.check_integrity()
+    report.add("memory_gib", memory())
 
 
-class Stages:
-    def __init__(self, pipeline: Pipeline, *, profile: bool) -> None:
-        self._pipeline, self._profile = pipeline, profile
+def assemble_in_memory(config: assembly.Config) -> assembly.Stages:
+    def load(
+        checkpoint: Checkpoint,
+        network: torch.nn.Module,
+        layout: Layout,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        own: str = "",
+    ) -> None:
+        fill(network, layout, device=device, dtype=dtype)
+
+    with patch.object(Checkpoint, "load", load):
+        return assembly.assemble(config)
+
+
+# A name, and what measures it on the engine's thread.
+Part = tuple[str, Callable[[], dict[str, Any]]]
+
+
+class Bench:
+    def __init__(self, parts: assembly.Stages, engine: Engine, *, profile: bool, trace: Path | None) -> None:
+        self._parts, self._engine, self._profile, self._trace = parts, engine, profile, trace
+        self._name = ""  # of the part
         self._random = np.random.default_rng(0)
 
-    def parts(self) -> Iterator[tuple[str, Any]]:
+    def measured(self, stages: Iterable[str]) -> Iterator[tuple[str, Any]]:
+        parts = {"talker": self._talker, "code2wav": self._code2wav, "aura": self._aura, "asr": self._asr}
+        for stage in STAGES:
+            if stage in stages:
+                for name, measure in parts[stage]():
+                    self._name = name
+                    with torch.inference_mode():
+                        yield name, self._engine.call(measure)
+
+    def _talker(self) -> Iterator[Part]:
         for batch in (1, 8, 32):
-            yield f"talker_frame_{batch}", self._decoding("talker", [self._speaking() for _ in range(batch)])
+            yield f"talker_frame_{batch}", partial(self._steps, "talker", partial(self._speaking, batch))
+
+    def _code2wav(self) -> Iterator[Part]:
         for batch in (1, 8, 32):
             for frames in (1, 8):
-                yield f"code2wav_{batch}x{frames}", self._vocoding(batch, frames)
+                yield f"code2wav_{batch}x{frames}", partial(self._vocoding, batch, frames)
+
+    def _aura(self) -> Iterator[Part]:
+        for tokens in (1_000, 8_000):
+            # Silence or not is known with the first token, which the prefill draws; two more are two steps of decoding.
+            yield f"aura_decision_after_{tokens}", partial(self._chunks, tokens, 1)
+            yield f"aura_3_tokens_after_{tokens}", partial(self._chunks, tokens, 3)
         for batch in (1, 8):
-            for words in (1_000, 8_000):
-                yield f"aura_token_{batch}_of_{words}", self._decoding("aura", self._answers(batch, words))
-        for words in (1_000, 8_000):
-            yield f"aura_chunk_after_{words}", self._on_engine(lambda words=words: self._chunks(words))
-        yield "asr_token_1", self._decoding("asr", [self._hearing(64)])
-        yield "asr_token_8", self._decoding("asr", [self._hearing(64) for _ in range(8)])
-        yield "asr_clip_24_tokens", self._on_engine(self._clips)
+            for tokens in (1_000, 8_000):
+                yield (
+                    f"aura_token_{batch}_of_{tokens}",
+                    partial(self._steps, "aura", partial(self._answers, batch, tokens)),
+                )
+
+    def _asr(self) -> Iterator[Part]:
+        yield "asr_clip_24_tokens", partial(self._clips, 24)
+        yield "asr_clip_1_token", partial(self._clips, 1)
+        for batch in (1, 8):
+            yield f"asr_token_{batch}", partial(self._steps, "asr", partial(self._hearing, batch))
 
     # ------------------------------------------------------------ what is asked
 
-    def _speaking(self) -> Sequence:
-        assert self._pipeline.parts.speech is not None
-        talker = self._pipeline.parts.speech.talker
+    def _speaking(self, batch: int) -> list[Sequence]:
+        assert self._parts.speech is not None
+        talker = self._parts.speech.talker
         prompt = talker.prompt(
             talker.voices.resolve(Voice(speaker=next(iter(talker.voices.speakers)))),
             talker.writer.body("One sentence."),
         )
         sampling = replace(talker.sampling, max_tokens=1_000, min_tokens=1_000)
-        return talker.sequence(prompt, sampling, on_output=_ignore, on_end=_ignore)
+        return [talker.sequence(prompt, sampling, on_output=_ignore, on_end=_ignore) for _ in range(batch)]
 
-    def _answers(self, batch: int, words: int) -> list[Sequence]:
-        return [self._answer((Message("user", (Text(self._text(words)),)),)) for _ in range(batch)]
+    def _answers(self, batch: int, tokens: int) -> list[Sequence]:
+        return [self._answer((Message("user", (Text(self._text(tokens)),)),), 1_000) for _ in range(batch)]
 
-    def _answer(self, messages: tuple[Message, ...]) -> Sequence:
-        aura = self._pipeline.parts.aura
+    def _answer(self, messages: tuple[Message, ...], tokens: int) -> Sequence:
+        aura = self._parts.aura
         assert aura is not None
-        sampling = replace(self._pipeline.parts.defaults["aura"], max_tokens=1_000, ignore_eos=True)
+        sampling = replace(self._parts.defaults["aura"], max_tokens=tokens, ignore_eos=True)
         return aura.sequence(aura.prompt(messages), sampling, on_output=_ignore, on_end=_ignore)
 
-    def _text(self, words: int) -> str:
-        return " ".join(self._random.choice(["up", "down", "left", "right", "red", "blue"], words))
+    def _text(self, tokens: int) -> str:
+        """Random words of so many tokens, to within a word."""
+        assert self._parts.aura is not None
+        words = self._random.choice(["up", "down", "left", "right", "red", "blue"], tokens)
+        ends = np.cumsum([len(self._parts.aura.tokenizer.encode(" " + word)) for word in words])
+        return " ".join(words[: int(np.searchsorted(ends, tokens))])
 
-    def _hearing(self, tokens: int) -> Sequence:
-        asr = self._pipeline.parts.asr
+    def _hearing(self, batch: int) -> list[Sequence]:
+        return [self._heard(self._sound(), 64) for _ in range(batch)]
+
+    def _sound(self) -> Audio:
+        return Audio((self._random.standard_normal(80_000) * 0.1).astype(np.float32), 16_000, self._random.bytes(16))
+
+    def _heard(self, sound: Audio, tokens: int) -> Sequence:
+        asr = self._parts.asr
         assert asr is not None
-        sound = (self._random.standard_normal(80_000) * 0.1).astype(np.float32)
-        prompt = asr.prompt(Audio(sound, 16_000, self._random.bytes(16)))
-        sampling = replace(self._pipeline.parts.defaults["asr"], max_tokens=tokens, ignore_eos=True)
-        return asr.sequence(prompt, sampling, on_output=_ignore, on_end=_ignore)
+        sampling = replace(self._parts.defaults["asr"], max_tokens=tokens, ignore_eos=True)
+        return asr.sequence(asr.prompt(sound), sampling, on_output=_ignore, on_end=_ignore)
 
     # ------------------------------------------------------------ how it is measured
 
-    def _on_engine(self, measure: Callable[[], Any]) -> Any:
-        with torch.inference_mode():
-            return self._pipeline.engine.call(measure)
-
-    def _decoding(self, stage: str, sequences: list[Sequence]) -> dict[str, Any]:
-        return self._on_engine(lambda: self._steps(self._pipeline.parts.ar_runners[stage], sequences))
-
-    def _steps(self, runner: ArRunner, sequences: list[Sequence]) -> dict[str, Any]:
+    def _steps(self, stage: StageName, make: Callable[[], list[Sequence]]) -> dict[str, Any]:
+        runner, sequences = self._parts.ar_runners[stage], make()
         for sequence in sequences:
             runner.add(sequence)
 
         def until(outputs: int) -> None:
             while min(sequence.generated for sequence in sequences) < outputs:
                 runner.step()
+
+        def further(steps: int) -> None:
+            until(min(sequence.generated for sequence in sequences) + steps)
 
         try:
             until(WARM)
@@ -126,14 +210,14 @@ class Stages:
                 begin = time.perf_counter()
                 until(output + 1)
                 times.append(1000 * (time.perf_counter() - begin))
-            return {**_spread(times), **self._kernels(lambda: until(WARM + STEPS + 10), 10)}
+            return {**_spread(times), **self._kernels(further)}
         finally:
             for sequence in sequences:
                 runner.abort(sequence)
 
     def _vocoding(self, batch: int, frames: int) -> dict[str, Any]:
-        assert self._pipeline.parts.speech is not None
-        vocoder = self._pipeline.parts.speech.vocoder
+        assert self._parts.speech is not None
+        vocoder = self._parts.speech.vocoder
         heard = 0
 
         def on_audio(samples: np.ndarray) -> None:
@@ -153,56 +237,72 @@ class Stages:
                 times.append(1000 * (time.perf_counter() - begin))
             return times
 
-        def measure() -> dict[str, Any]:
-            rounds(WARM)
-            found = {**_spread(rounds(STEPS)), **self._kernels(lambda: rounds(10), 10)}
-            for stream in streams:
-                vocoder.abort(stream)
-            return found
-
         streams = [vocoder.open(on_audio, _ignore) for _ in range(batch)]
-        return self._on_engine(measure)
+        rounds(WARM)
+        found = {**_spread(rounds(STEPS)), **self._kernels(rounds)}
+        for stream in streams:
+            vocoder.abort(stream)
+        return found
 
-    def _chunks(self, words: int) -> dict[str, float]:
-        """A new pair of frames after a history that is in the prefix cache: until the first token, prompt writing included."""
-        history = Message("user", (Text(self._text(words)),))
-        runner, times = self._pipeline.parts.ar_runners["aura"], []
-        for _ in range(WARM):
+    def _chunks(self, history: int, tokens: int) -> dict[str, Any]:
+        """A new pair of frames after a history that is in the prefix cache, until so many tokens; prompt writing included."""
+        past = Message("user", (Text(self._text(history)),))
+
+        def new() -> Video:
             frames = self._random.integers(0, 256, (2, 360, 640, 3), dtype=np.uint8)
-            begin = time.perf_counter()
-            video = Message("user", (Video(frames, (0.0, 0.5), 2.0, self._random.bytes(16)),))
-            sequence = self._answer((history, video))
-            runner.add(sequence)
-            while not sequence.generated:
-                runner.step()
-            times.append(1000 * (time.perf_counter() - begin))
-            runner.abort(sequence)
-        return _spread(times[2:])
+            return Video(frames, (0.0, 0.5), 2.0, self._random.bytes(16))
 
-    def _clips(self) -> dict[str, float]:
-        runner, times = self._pipeline.parts.ar_runners["asr"], []
-        for _ in range(WARM):
-            begin = time.perf_counter()
-            sequence = self._hearing(24)
+        return self._ended("aura", new, lambda video: self._answer((past, Message("user", (video,))), tokens))
+
+    def _clips(self, tokens: int) -> dict[str, Any]:
+        """5 s of sound until so many tokens."""
+        return self._ended("asr", self._sound, lambda sound: self._heard(sound, tokens))
+
+    def _ended(self, stage: StageName, new: Callable[[], T], ask: Callable[[T], Sequence]) -> dict[str, Any]:
+        """From something new that comes in to the end of what is asked about it; `prompt_ms` of that are before the engine."""
+        runner, prompts = self._parts.ar_runners[stage], list[float]()
+
+        def once() -> float:
+            given, begin = new(), time.perf_counter()
+            sequence = ask(given)
+            prompts.append(1000 * (time.perf_counter() - begin))
             runner.add(sequence)
             while sequence.finished is None:
                 runner.step()
-            times.append(1000 * (time.perf_counter() - begin))
-        return _spread(times[2:])
+            return 1000 * (time.perf_counter() - begin)
 
-    def _kernels(self, work: Callable[[], object], steps: int) -> dict[str, Any]:
+        def often(times: int) -> list[float]:
+            return [once() for _ in range(times)]
+
+        often(3)  # the second of a frame size may record graphs
+        found = {**_spread(often(WARM)), "prompt_ms": round(statistics.median(prompts), 3)}
+        return {**found, **self._kernels(often)}
+
+    def _kernels(self, work: Callable[[int], object]) -> dict[str, Any]:
+        """Of work(n), which does n steps."""
+        if self._trace is not None:
+            self._trace.mkdir(parents=True, exist_ok=True)
+            with torch.profiler.profile() as profiler:
+                work(1)
+                torch.cuda.synchronize()
+            profiler.export_chrome_trace(str(self._trace / f"{self._name}.json.gz"))
         if not self._profile:
             return {}
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-            work()
+            work(PROFILED)
             torch.cuda.synchronize()
-        found = sorted(profiler.key_averages(), key=lambda entry: -entry.self_device_time_total)
+        # What ran on the device; the host's calls are among the entries too.
+        kernels = [entry for entry in profiler.key_averages() if entry.self_device_time_total > 0]
+        kernels.sort(key=lambda entry: -entry.self_device_time_total)
         return {
-            "gpu_ms": round(sum(entry.self_device_time_total for entry in found) / 1000 / steps, 3),
-            "launches": round(sum(entry.count for entry in found) / steps),
+            "gpu_ms": round(sum(entry.self_device_time_total for entry in kernels) / 1000 / PROFILED, 3),
+            "kernels_run": round(sum(entry.count for entry in kernels) / PROFILED),
             "kernels": {
-                entry.key[:70]: [round(entry.self_device_time_total / 1000 / steps, 3), round(entry.count / steps)]
-                for entry in found[:10]
+                entry.key[:70]: [
+                    round(entry.self_device_time_total / 1000 / PROFILED, 3),
+                    round(entry.count / PROFILED),
+                ]
+                for entry in kernels[:10]
             },
         }
 

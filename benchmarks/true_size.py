@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from aura_omni.config import Options, load
+from aura_omni.config import Config, Options, load
 from aura_omni.flow import Audio, AudioChunk, Ended, Event, Message, TextDelta, Transcript, TurnRequest, Video
 from aura_omni.media.noise import swelling_noise
 from aura_omni.nano.published import TRUE
@@ -74,6 +74,10 @@ def write(folder: Path) -> None:
 
 
 def load_pipeline(folder: Path, *, eager: bool) -> Pipeline:
+    return Pipeline.load(true_config(folder, eager=eager))
+
+
+def true_config(folder: Path, *, eager: bool) -> Config:
     """`aura_omni.yaml` with the checkpoints of the folder, AURA's context shortened to 32,768 and seats for the load that is measured."""
     models = {"0": "asr", "1": "aura", "2": "tts_custom_voice", "3": "tts_custom_voice"}
     overrides: dict[str, dict[str, Any]] = {stage: {"model": str(folder / name)} for stage, name in models.items()}
@@ -83,7 +87,7 @@ def load_pipeline(folder: Path, *, eager: bool) -> Pipeline:
     options = Options(
         deploy_config="aura_omni.yaml", stage_overrides=json.dumps(overrides), enforce_eager=eager or None
     )
-    return Pipeline.load(load(options, environ={}, platform="cuda"))
+    return load(options, environ={}, platform="cuda")
 
 
 class Report:

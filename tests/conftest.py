@@ -1,8 +1,12 @@
 """What all tests share: threads for small models, and which tests this machine can run."""
 
+import os
+
 import pytest
 import torch
 
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # tests/engine/test_kernels.py; whoever imports Triton first decides for all
 # The models of the tests are so small that a second thread only costs.
 torch.set_num_threads(1)
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from aura_omni import assembly
 from aura_omni.assembly import assemble
 from aura_omni.engine.loader import Checkpoint
 from aura_omni.engine.memory import StageNeeds, plan_pages
@@ -39,6 +40,16 @@ def test_the_published_sizes_fit_one_141_gb_card_with_the_published_fractions():
     ]
     pages = plan_pages(143_771 * 2**20, stages, page_size=16)
     assert pages["aura"] * 16 >= 262_144
+
+
+def test_what_graphs_hold_is_part_of_a_stage_s_memory(monkeypatch):
+    stage = next(stage for stage in config().stages if stage.name == "aura")
+    without = assembly._site(stage).needs.weight_bytes
+    monkeypatch.setattr(assembly, "_graphs", lambda *_: True)
+    site = assembly._site(stage)
+    vision = assembly.AuraStage.network_of(site.checkpoint).config.vision
+    graphs = assembly.graph_bytes(site.decoder.config.hidden, len(vision.deepstack_layers), site.dtype)
+    assert site.needs.weight_bytes == without + graphs + assembly.TowerGraphs.bytes(vision, site.dtype)
 
 
 @pytest.fixture
@@ -82,6 +93,12 @@ def test_an_aura_that_could_never_be_silent_does_not_start(broken):
 def test_on_a_cpu_pages_follow_the_seats_and_not_the_memory():
     stages = assemble(config(aura={"max_num_seqs": 2, "max_model_len": 1024}))
     assert stages.ar_runners["aura"].counters.pages == 2 * 2 * 1024 // 16
+
+
+def test_float32_is_not_rounded_in_convolutions(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)  # PyTorch's default
+    assemble(config())
+    assert not torch.backends.cudnn.allow_tf32
 
 
 def test_small_models_on_a_cpu_compute_in_one_thread():

@@ -11,14 +11,18 @@ import pytest
 import torch
 
 from aura_omni.config import Config, Options, load
+from aura_omni.engine.lane import Lane
 from aura_omni.engine.loader import Checkpoint
 from aura_omni.engine.runner import ArRunner
 from aura_omni.flow import Sampling, Text, TurnRequest, Voice
 from aura_omni.pipeline import Pipeline
 from aura_omni.stages import vocoder
+from aura_omni.stages.asr import AsrStage
+from aura_omni.stages.aura import AuraStage
+from aura_omni.stages.encoder_graphs import HearingGraphs, TowerGraphs
 from aura_omni.stages.talker import TalkerStage
 from aura_omni.stages.vocoder import VocoderRunner
-from tests.family import Listener, ask, family, recording, running, spoken
+from tests.family import Listener, ask, clip, family, recording, running, spoken
 
 pytestmark = pytest.mark.gpu
 
@@ -43,7 +47,16 @@ def request(number: int) -> TurnRequest:
     }
     if number % 3 == 2:
         sampling["aura"] |= {"repetition_penalty": 1.1, "top_p": 0.9}
-    return spoken(recording(), Text(f"question {number}"), sampling=sampling)
+    parts = (recording(), clip()) if number % 2 else (recording(),)
+    return spoken(*parts, Text(f"question {number}"), sampling=sampling)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def whole_float32() -> Iterator[None]:
+    """Float32 is what is compared, also of stages that no pipeline loads, which would have seen to it."""
+    before, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
+    yield
+    torch.backends.cudnn.allow_tf32 = before
 
 
 @pytest.fixture(scope="module")
@@ -164,3 +177,36 @@ def test_sound_from_graphs_equals_sound_as_written(dtype, limit):
     for ours, theirs in zip(samples(graphs=True), samples(graphs=False), strict=True):
         assert len(ours) == 33 * 1920
         np.testing.assert_allclose(ours, theirs, atol=limit)
+
+
+# Both run the same kernels but for attention, which is masked or of another width where it is padded.
+ENCODER_PRECISION = pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-4), (torch.bfloat16, 5e-2)])
+
+
+@ENCODER_PRECISION
+def test_frames_from_graphs_are_seen_as_written(dtype, limit):
+    stage = AuraStage.load(Checkpoint.find(str(family() / "aura")), device=CUDA, dtype=dtype)
+    tower, grid = stage.network.visual, (22, 40)
+    with Lane(CUDA).active(), torch.inference_mode():
+        graphs = TowerGraphs(tower)
+        graphs.prepare(grid)
+        given = [torch.randn(groups, 880, 1_536, device=CUDA).to(dtype) for groups in (3, 1, 8, 2, 11)]
+        found = [graphs(patches, grid) for patches in given]
+        for patches, features in zip(given, found, strict=True):
+            torch.testing.assert_close(features.float(), tower(patches, grid).float(), atol=limit, rtol=limit)
+
+
+@ENCODER_PRECISION
+def test_sound_from_graphs_is_heard_as_written(dtype, limit):
+    network = AsrStage.load(Checkpoint.find(str(family() / "asr")), device=CUDA, dtype=dtype).network
+    with Lane(CUDA).active(), torch.inference_mode():
+        graphs = HearingGraphs(network)
+        graphs.prepare()
+        given = [
+            [torch.randn(int(16_000 * seconds), device=CUDA) for seconds in together]
+            for together in ([5.0], [8.0, 0.7], [1.0, 20.3, 3.33], [8.01], [9.0] * 5, [2.0] * 8)
+        ]
+        found = [graphs.encode(clips) for clips in given]
+        for clips, rows in zip(given, found, strict=True):
+            for one, other in zip(rows, network.encode(clips), strict=True):
+                torch.testing.assert_close(one.float(), other.float(), atol=limit, rtol=limit)

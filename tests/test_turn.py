@@ -65,6 +65,17 @@ def test_a_silent_turn_builds_nothing_for_the_talker(pipeline, monkeypatch):
     assert turn.end.usage.text_tokens == 1
 
 
+@pytest.mark.parametrize(("parts", "written"), [((clip(), Text("what is it?")), 1), ((recording(), clip()), 2)])
+def test_only_what_was_heard_makes_the_engine_write_the_prompt_again(pipeline, monkeypatch, parts, written):
+    kind, prompts = type(pipeline.parts.aura), []
+    write = kind.prompt
+    monkeypatch.setattr(kind, "prompt", lambda *args, **kw: prompts.append(write(*args, **kw)) or prompts[-1])
+    turn = ask(pipeline, spoken(*parts))
+    assert turn.text
+    assert len(prompts) == written
+    assert turn.end.usage.prompt_text_tokens == prompts[-1].text_tokens
+
+
 @pytest.mark.parametrize("filler", ["<|im_end|>", ".", ","])
 def test_an_empty_or_punctuation_answer_is_silent(pipeline, filler):
     tokenizer = pipeline.parts.aura.tokenizer

@@ -9,7 +9,9 @@ tensors that stay, and the caller pads the batch to the next of a few sizes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+import gc
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -65,14 +67,15 @@ class Graphed:
         """Capture every size now, so that no request waits for it. Largest first: the smaller ones reuse its memory."""
         for size in reversed(self._sizes):
             self._captured(size, options)
+        torch.cuda.empty_cache()  # of what the calls before recording took; graphs have memory of their own
 
     def __call__(self, *tensors: Tensor, **options: Hashable) -> Tensor:
-        """tensors [B, ...] on the host (pinned) or the device, B one of the sizes.
+        """tensors [B, ...] on the host (pinned) or the device.
 
-        Their second dimension may be narrower than the row's, and a tensor may lack the last rows of the batch: there the
-        function sees what earlier calls left.
+        Their second dimension may be narrower than the row's, and a tensor may lack the last rows of the batch, or all that
+        makes it one of the sizes: there the function sees what earlier calls left.
         """
-        capture = self._captured(max(len(tensor) for tensor in tensors[: len(self._rows)]), options)
+        capture = self._captured(self.size(max(len(tensor) for tensor in tensors[: len(self._rows)])), options)
         for static, given in zip(capture.inputs, tensors, strict=True):
             static[: len(given), : given.shape[1]].copy_(given, non_blocking=True)
         capture.graph.replay()
@@ -90,12 +93,28 @@ class Graphed:
 
 
 def recorded(function: Callable[[], Tensor], pool: GraphPool) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-    """The function as a graph, and where a replay leaves its result."""
-    # Libraries set themselves up on their first calls, which a graph must not record.
-    for _ in range(2):
-        function()
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-    # On the lane's own stream: its priority and its libraries' workspaces go into the graph.
-    with torch.cuda.graph(graph, pool=pool.handle, stream=stream, capture_error_mode="thread_local"):
-        output = function()
+    """The function as a graph, and where a replay leaves its result. In a lane; one recording of the process at a time."""
+    # Kernels are compiled and libraries set themselves up on their first call, which a graph must not record.
+    function()
+    graph = torch.cuda.CUDAGraph()
+    # On the lane's own stream: its priority and its libraries' workspaces go into the graph. Not `torch.cuda.graph`, which
+    # waits for the device and gives all free memory back before every single recording.
+    with _no_collection():
+        graph.capture_begin(pool=pool.handle, capture_error_mode="thread_local")
+        try:
+            output = function()
+        finally:
+            graph.capture_end()
     return graph, output
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Python's garbage collector may run at any allocation, and freeing an older graph on this thread spoils a recording."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()

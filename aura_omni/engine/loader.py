@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -170,11 +170,7 @@ class Checkpoint:
                     (into if slot.stop is None else into[slot.start : slot.stop]).copy_(value)
         if wrong:
             raise CheckpointError(f"checkpoint {self.name}: {_few(wrong)}")
-        network.load_state_dict(filled, strict=True, assign=True)
-        network.requires_grad_(False).eval()
-        for part in network.modules():
-            if isinstance(part, Prepared):
-                part.prepare()
+        settle(network, filled)
 
     def _check_names(self, where: dict[str, Path], wanted: list[Slot], layout: Layout, own: str) -> None:
         names = {slot.published for slot in wanted}
@@ -189,6 +185,15 @@ class Checkpoint:
             parts = [f"missing {_few(missing)}"] if missing else []
             parts += [f"unused {_few(unused)}"] if unused else []
             raise CheckpointError(f"checkpoint {self.name} does not fit its configuration: {'; '.join(parts)}")
+
+
+def settle(network: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
+    """Give a network all its weights, by its own names, and make the tables that follow from them. For inference."""
+    network.load_state_dict(weights, strict=True, assign=True)
+    network.requires_grad_(False).eval()
+    for part in network.modules():
+        if isinstance(part, Prepared):
+            part.prepare()
 
 
 def _few(items: Iterable[str], limit: int = 5) -> str:

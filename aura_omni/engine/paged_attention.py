@@ -16,8 +16,17 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK_KEYS = 64
-SPLITS = 16  # programs that share the context of one decode row and key head
 CHUNK_ROWS = 64  # rows of a prefill chunk that one program takes
+
+# Programs of a decode step that keep a large GPU's memory busy, and into how many parts one row's context is cut for that.
+# More parts would only add empty programs; with fewer than 8 a long context among short ones would hold all of them up.
+DECODE_PROGRAMS = 1_024
+MOST_SPLITS, LEAST_SPLITS = 64, 8
+
+# A chunk whose programs would leave half of such a GPU idle is cut in two, if contexts can be so long that it matters.
+CHUNK_SPLITS, CHUNK_PROGRAMS, LONG_CONTEXT = 2, 132, 8_192
+
+LOG2_E = 1.4426950408889634  # exp(x) = exp2(x log2 e), and exp2 is what the hardware has
 
 
 @triton.jit
@@ -40,17 +49,20 @@ def store(k: Tensor, v: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> 
 
 
 @triton.jit
-def _attend_block(q, m, total, acc, keys, values, slots, inside, mask, head, kv_heads, dims, D: tl.constexpr):
-    """One block of keys: q [M, D] against slots [K]; m, total [M] and acc [M, D] are the running maximum, sum and output."""
+def _attend_block(q, m, total, acc, keys, values, slots, inside, mask, scale, head, kv_heads, dims, D: tl.constexpr):
+    """One block of keys: q [M, D] against slots [K]; m, total [M] and acc [M, D] are the running maximum, sum and output.
+
+    scale turns products into exponents of 2.
+    """
     at = (slots[:, None] * kv_heads + head) * D + dims[None, :]
     k = tl.load(keys + at, mask=inside[:, None], other=0.0)
     v = tl.load(values + at, mask=inside[:, None], other=0.0)
-    scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
     scores = tl.where(mask, scores, float("-inf"))
     high = tl.maximum(m, tl.max(scores, 1))
     safe = tl.where(high == float("-inf"), 0.0, high)
-    weights = tl.exp(scores - safe[:, None])
-    decay = tl.exp(m - safe)
+    weights = tl.exp2(scores - safe[:, None])
+    decay = tl.exp2(m - safe)
     total = total * decay + tl.sum(weights, 1)
     acc = acc * decay[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
     return high, total, acc
@@ -58,79 +70,117 @@ def _attend_block(q, m, total, acc, keys, values, slots, inside, mask, head, kv_
 
 @triton.jit
 def _decode_kernel(
-    q_ptr, keys, values, table, table_width, lengths, acc_ptr, m_ptr, l_ptr, scale, kv_heads,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, SPLITS_: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, k_width, v_width, slots_ptr, keys, values, table, table_width, lengths,
+    acc_ptr, m_ptr, total_ptr, scale, kv_heads,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Program (row, key head, split): GROUP query heads of one row against a part of its context."""
-    row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    length = tl.load(lengths + row)
-    part = tl.cdiv(tl.cdiv(length, BLOCK), SPLITS_) * BLOCK
-    start = split * part
-    stop = tl.minimum(start + part, length)
-    dims = tl.arange(0, D)
-    group = tl.arange(0, ROWS)
+    """Program (row, key head, split): GROUP query heads of one row against a part of what came before it.
+
+    The first split also takes the row's own key and value: it stores them, and nobody reads them from there in this step.
+    """
+    row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    dims, group = tl.arange(0, D), tl.arange(0, ROWS)
     heads = kv_heads * GROUP
-    query = (row * heads + head * GROUP + group[:, None]) * D + dims[None, :]
-    q = tl.load(q_ptr + query, mask=group[:, None] < GROUP, other=0.0)
-    q = (q * scale).to(q.dtype)
+    out = (row * heads + head * GROUP + group) * SPLITS + split
+    before = tl.load(lengths + row) - 1
+    part = tl.cdiv(tl.cdiv(before, BLOCK), SPLITS) * BLOCK
+    start = split * part
+    stop = tl.minimum(start + part, before)
     m = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
+    if (split > 0) & (start >= before):
+        tl.store(m_ptr + out, m, mask=group < GROUP)
+        tl.store(total_ptr + out, total, mask=group < GROUP)
+        return
     acc = tl.zeros([ROWS, D], tl.float32)
+    query = (row * heads + head * GROUP + group[:, None]) * D + dims[None, :]
+    q = tl.load(q_ptr + query, mask=group[:, None] < GROUP, other=0.0)
+    if split == 0:
+        k = tl.load(k_ptr + row * k_width + head * D + dims)
+        v = tl.load(v_ptr + row * v_width + head * D + dims)
+        at = (tl.load(slots_ptr + row) * kv_heads + head) * D + dims
+        tl.store(keys + at, k)
+        tl.store(values + at, v)
+        m = tl.sum(q.to(tl.float32) * k.to(tl.float32)[None, :], 1) * scale
+        total = total + 1.0
+        acc = acc + v.to(tl.float32)[None, :]
     for first in range(start, stop, BLOCK):
         offsets = first + tl.arange(0, BLOCK)
         inside = offsets < stop
         pages = tl.load(table + row * table_width + offsets // PAGE, mask=inside, other=0).to(tl.int64)
         slots = pages * PAGE + offsets % PAGE
         mask = inside[None, :] & (group[:, None] >= 0)
-        m, total, acc = _attend_block(q, m, total, acc, keys, values, slots, inside, mask, head, kv_heads, dims, D)
-    out = (row * heads + head * GROUP + group) * SPLITS_ + split
+        m, total, acc = _attend_block(
+            q, m, total, acc, keys, values, slots, inside, mask, scale, head, kv_heads, dims, D
+        )
     tl.store(m_ptr + out, m, mask=group < GROUP)
-    tl.store(l_ptr + out, total, mask=group < GROUP)
+    tl.store(total_ptr + out, total, mask=group < GROUP)
     tl.store(acc_ptr + out[:, None] * D + dims[None, :], acc, mask=group[:, None] < GROUP)
 
 
 @triton.jit
-def _combine_kernel(acc_ptr, m_ptr, l_ptr, out_ptr, D: tl.constexpr, SPLITS_: tl.constexpr):
-    """Program (row and head): the splits of one query head become its output."""
+def _combine_kernel(acc_ptr, m_ptr, total_ptr, out_ptr, D: tl.constexpr, SPLITS: tl.constexpr):
+    """Program (row and head): the splits of one query head become its output. Empty ones have no acc."""
     head = tl.program_id(0)
-    splits, dims = tl.arange(0, SPLITS_), tl.arange(0, D)
-    m = tl.load(m_ptr + head * SPLITS_ + splits)
-    total = tl.load(l_ptr + head * SPLITS_ + splits)
-    weights = tl.exp(m - tl.max(m, 0))
-    acc = tl.load(acc_ptr + (head * SPLITS_ + splits[:, None]) * D + dims[None, :])
+    splits, dims = tl.arange(0, SPLITS), tl.arange(0, D)
+    m = tl.load(m_ptr + head * SPLITS + splits)
+    total = tl.load(total_ptr + head * SPLITS + splits)
+    weights = tl.exp2(m - tl.max(m, 0))
+    there = (m != float("-inf"))[:, None]
+    acc = tl.load(acc_ptr + (head * SPLITS + splits[:, None]) * D + dims[None, :], mask=there, other=0.0)
     whole = tl.sum(total * weights, 0)
     out = tl.sum(acc * weights[:, None], 0) / whole
     tl.store(out_ptr + head * D + dims, out.to(out_ptr.dtype.element_ty))
 
 
-def decode(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, lengths: Tensor, page_size: int) -> Tensor:
-    """One row of each of B sequences, whose own key is already stored.
+def splits_of(programs: int) -> int:
+    """Into how many parts the contexts are cut when there are so many rows and key heads; a power of two."""
+    wanted = max(LEAST_SPLITS, min(MOST_SPLITS, DECODE_PROGRAMS // programs))
+    return 1 << (wanted.bit_length() - 1)
 
-    q [B, heads, D]; keys, values [slots, kv_heads, D] contiguous, slot = page * page_size + row; table int32 [B, P]: pages of
-    each sequence; lengths int32 [B] >= 1: rows to attend to. Scale D**-0.5. Returns [B, heads, D]. No host synchronisation.
+
+def decode(
+    q: Tensor, k: Tensor, v: Tensor, slots: Tensor, keys: Tensor, values: Tensor, *,
+    table: Tensor, lengths: Tensor, page_size: int,
+) -> Tensor:  # fmt: skip
+    """One row of each of B sequences: stores its key and value, and attends to all up to it.
+
+    q [B, heads, D]; k, v [B, kv_heads, D], rows of any stride; slots int64 [B]: where those go; keys, values [slots, kv_heads, D]
+    contiguous, slot = page * page_size + row; table int32 [B, P]: pages of each sequence; lengths int32 [B] >= 1: rows to
+    attend to, their own included. Scale D**-0.5. Returns [B, heads, D]. No host synchronisation.
     """
     rows, heads, dim = q.shape
     kv_heads = keys.shape[1]
-    group = heads // kv_heads
-    acc = torch.empty(rows, heads, SPLITS, dim, dtype=torch.float32, device=q.device)
-    m = torch.empty(rows, heads, SPLITS, dtype=torch.float32, device=q.device)
+    group, splits = heads // kv_heads, splits_of(rows * kv_heads)
+    acc = torch.empty(rows, heads, splits, dim, dtype=torch.float32, device=q.device)
+    m = torch.empty(rows, heads, splits, dtype=torch.float32, device=q.device)
     total = torch.empty_like(m)
-    _decode_kernel[(rows, kv_heads, SPLITS)](
-        q.contiguous(), keys, values, table, table.stride(0), lengths, acc, m, total, dim**-0.5, kv_heads,
-        GROUP=group, ROWS=max(16, triton.next_power_of_2(group)), D=dim, PAGE=page_size, BLOCK=BLOCK_KEYS, SPLITS_=SPLITS,
+    _decode_kernel[(rows, kv_heads, splits)](
+        q.contiguous(), k, v, k.stride(0), v.stride(0), slots, keys, values, table, table.stride(0), lengths,
+        acc, m, total, dim**-0.5 * LOG2_E, kv_heads,
+        GROUP=group, ROWS=max(16, triton.next_power_of_2(group)), D=dim, PAGE=page_size, BLOCK=BLOCK_KEYS, SPLITS=splits,
     )  # fmt: skip
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    _combine_kernel[(rows * heads,)](acc, m, total, out, D=dim, SPLITS_=SPLITS)
+    _combine_kernel[(rows * heads,)](acc, m, total, out, D=dim, SPLITS=splits)
     return out
 
 
 @triton.jit
 def _prefill_kernel(
-    q_ptr, keys, values, out_ptr, table, table_width, begins, counts, starts, scale, heads, kv_heads,
-    D: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    q_ptr, keys, values, out_ptr, acc_ptr, m_ptr, total_ptr, table, table_width, begins, counts, starts, scale, heads,
+    kv_heads,
+    D: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of rows, query head, chunk): ROWS rows of a chunk against all rows up to each of them."""
-    block, head, chunk = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    """Program (block of rows, query head, chunk and split): ROWS rows of a chunk against all rows up to each of them.
+
+    One of several splits takes its part of those, and `_combine_kernel` makes out of acc, m and total of all.
+    """
+    block, head, chunk, split = (
+        tl.program_id(0),
+        tl.program_id(1),
+        tl.program_id(2) // SPLITS,
+        tl.program_id(2) % SPLITS,
+    )
     count = tl.load(counts + chunk)
     if block * ROWS >= count:
         return
@@ -139,20 +189,30 @@ def _prefill_kernel(
     dims = tl.arange(0, D)
     at = ((begin + rows[:, None]).to(tl.int64) * heads + head) * D + dims[None, :]
     q = tl.load(q_ptr + at, mask=rows[:, None] < count, other=0.0)
-    q = (q * scale).to(q.dtype)
     m = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, D], tl.float32)
     stop = start + tl.minimum(count, (block + 1) * ROWS)
+    part = tl.cdiv(tl.cdiv(stop, BLOCK), SPLITS) * BLOCK
+    from_ = split * part
+    stop = tl.minimum(from_ + part, stop)
     kv_head = head // (heads // kv_heads)
-    for first in range(0, stop, BLOCK):
+    for first in range(from_, stop, BLOCK):
         offsets = first + tl.arange(0, BLOCK)
         inside = offsets < stop
         pages = tl.load(table + chunk * table_width + offsets // PAGE, mask=inside, other=0).to(tl.int64)
         slots = pages * PAGE + offsets % PAGE
         mask = inside[None, :] & (offsets[None, :] <= start + rows[:, None])
-        m, total, acc = _attend_block(q, m, total, acc, keys, values, slots, inside, mask, kv_head, kv_heads, dims, D)
-    tl.store(out_ptr + at, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=rows[:, None] < count)
+        m, total, acc = _attend_block(
+            q, m, total, acc, keys, values, slots, inside, mask, scale, kv_head, kv_heads, dims, D
+        )
+    if SPLITS == 1:
+        tl.store(out_ptr + at, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=rows[:, None] < count)
+    else:
+        to = ((begin + rows).to(tl.int64) * heads + head) * SPLITS + split
+        tl.store(m_ptr + to, m, mask=rows < count)
+        tl.store(total_ptr + to, total, mask=rows < count)
+        tl.store(acc_ptr + to[:, None] * D + dims[None, :], acc, mask=rows[:, None] < count)
 
 
 def prefill(
@@ -161,15 +221,26 @@ def prefill(
 ) -> None:  # fmt: skip
     """Chunks of C sequences, whose own keys are already stored; writes their rows of `out` [N, heads, D], contiguous as q.
 
+    Rows of no chunk are left as they are, or become anything.
+
     Chunk c is rows [begins[c], begins[c] + counts[c]) of q and rows [starts[c], ...) of its sequence; it attends causally.
     table int32 [C, P]; begins, counts, starts int32 [C]; most_rows: the largest of counts.
     """
-    _, heads, dim = q.shape
-    grid = (triton.cdiv(most_rows, CHUNK_ROWS), heads, len(begins))
-    _prefill_kernel[grid](
-        q, keys, values, out, table, table.stride(0), begins, counts, starts, dim**-0.5, heads, keys.shape[1],
-        D=dim, PAGE=page_size, ROWS=CHUNK_ROWS, BLOCK=BLOCK_KEYS,
+    rows, heads, dim = q.shape
+    blocks = triton.cdiv(most_rows, CHUNK_ROWS)
+    splits = CHUNK_SPLITS if blocks * heads <= CHUNK_PROGRAMS and table.shape[1] * page_size > LONG_CONTEXT else 1
+    acc = m = total = out  # not used by a single split
+    if splits > 1:
+        acc = torch.empty(rows, heads, splits, dim, dtype=torch.float32, device=q.device)
+        m = torch.empty(rows, heads, splits, dtype=torch.float32, device=q.device)
+        total = torch.empty_like(m)
+    _prefill_kernel[(blocks, heads, len(begins) * splits)](
+        q, keys, values, out, acc, m, total, table, table.stride(0), begins, counts, starts, dim**-0.5 * LOG2_E, heads,
+        keys.shape[1],
+        D=dim, PAGE=page_size, ROWS=CHUNK_ROWS, BLOCK=BLOCK_KEYS, SPLITS=splits,
     )  # fmt: skip
+    if splits > 1:
+        _combine_kernel[(rows * heads,)](acc, m, total, out, D=dim, SPLITS=splits)
 
 
 class DecodeStep:
@@ -182,9 +253,10 @@ class DecodeStep:
         self._written, self._lengths, self._table = slot, length, table
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values = self._keys[layer], self._values[layer]
-        store(k, v, self._written, keys, values)
-        return decode(q, keys, values, self._table, self._lengths, self._page_size)
+        return decode(
+            q, k, v, self._written, self._keys[layer], self._values[layer],
+            table=self._table, lengths=self._lengths, page_size=self._page_size,
+        )  # fmt: skip
 
 
 class PagedStep:

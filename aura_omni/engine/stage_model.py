@@ -36,6 +36,7 @@ class StageModel(Protocol):
     stop_ids: frozenset[int]
     penalise_prompt: bool  # repetition penalty counts prompt tokens too (language models: yes, Talker: no)
     extra_numbers: int = 0  # how many `numbers` gives
+    adds: int = 0  # how many adds `rows` gives, where it gives any
 
     def rows(self, batch: Batch) -> Rows:
         """Embed the batch's rows: text, media, codes are the stage's business. Adds belong to rows of media only.
@@ -44,6 +45,9 @@ class StageModel(Protocol):
         failed), so whatever makes a row stays with the sequence.
         """
         ...
+
+    def prepare_graphs(self) -> None:
+        """Capture CUDA graphs of what `rows` computes before the decoder does. Called once, in the stage's lane, if at all."""
 
     def forward(self, batch: Batch, kv: KeyValues) -> Tensor:
         """The batch's rows through the decoder: hidden [rows, H], final-normed."""

@@ -8,6 +8,7 @@ back into the seat. Prompts go through the decoder as their stage embeds them, a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -27,10 +28,15 @@ from aura_omni.flow import Sampling
 
 # Prefills of up to so many rows, of up to so many sequences, are padded and become CUDA graphs. Longer ones keep the device
 # busy for longer than it takes to launch them.
-PREFILL_SIZES = (16, 32, 64, 96, 128)
+PREFILL_SIZES = (16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 PREFILL_CHUNKS = 8
 
 NO_ID = -1  # instead of an id, where the logits are not finite
+
+
+def graph_bytes(hidden: int, adds: int, dtype: torch.dtype) -> int:
+    """What graphs of prefills hold on to: rows that go in, adds to them, and rows that come out, for each size."""
+    return sum(PREFILL_SIZES) * hidden * (2 + adds) * dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +105,7 @@ class Steps:
         self._prefill_graph: Graphed | None = None
         if graphs:
             self._capture(max_num_seqs)
+            model.prepare_graphs()
 
     def seat(self, sequence: Sequence) -> None:
         """Make its seat ready for a sequence that has just been given it."""
@@ -142,11 +149,12 @@ class Steps:
     def _hidden(self, batch: Batch, rows: Rows) -> Tensor:
         """The rows [N, H] through the decoder, final-normed; a graph may leave some that are nobody's behind them."""
         graph = self._prefill_graph
-        if graph is None or rows.adds or batch.rows > PREFILL_SIZES[-1] or len(batch.sequences) > PREFILL_CHUNKS:
+        if graph is None or batch.rows > PREFILL_SIZES[-1] or len(batch.sequences) > PREFILL_CHUNKS:
             return self._model.decoder(rows.x, rows.positions, self._kv.step(batch), rows.adds, rows.add_rows)
         slot, chunks = self._kv.chunk_numbers(batch, rows=graph.size(batch.rows), chunks=PREFILL_CHUNKS)
         positions = rows.positions[:, None] if rows.positions.dim() == 1 else rows.positions.T
-        return graph(rows.x, positions, self._sent(slot[:, None]), self._sent(chunks))
+        adds = () if not self._model.adds else (_adds_of_all(rows, self._model.adds),)
+        return graph(rows.x, positions, self._sent(slot[:, None]), *adds, self._sent(chunks))
 
     def _pack(self, batch: Batch, graphed: Graphed | None, *, pages: bool, ahead: int = 0) -> tuple[Tensor, _How]:
         """What the rows that yield an id need from the host; pages: with what attention needs; ahead: ids that are being drawn."""
@@ -182,16 +190,24 @@ class Steps:
         slot = integer + self._kv.spare_page * self._kv.page_size
         # Chunks of no rows, whose pages therefore do not matter.
         chunks = torch.zeros(PREFILL_CHUNKS, 3 + nobody.shape[1], dtype=torch.int32, device=self._model.device)
-        rows, fixed = (hidden, positions, slot), (chunks,)
-        self._prefill_graph = Graphed(self._computed, rows=rows, fixed=fixed, sizes=PREFILL_SIZES, pool=pool)
+        function: Callable[..., Tensor] = self._computed
+        rows: tuple[Tensor, ...] = (hidden, positions, slot)
+        if self._model.adds:
+            # Rows without adds get zeros, which costs less than as many graphs again.
+            function, rows = self._added, (*rows, hidden.new_zeros(1, self._model.adds * hidden.shape[1]))
+        self._prefill_graph = Graphed(function, rows=rows, fixed=(chunks,), sizes=PREFILL_SIZES, pool=pool)
         self._prefill_graph.prepare()
 
     # ------------------------------------------------------------ on the device: tensors only
 
     def _computed(self, x: Tensor, positions: Tensor, slot: Tensor, chunks: Tensor) -> Tensor:
         """x [N, H], positions int64 [N, axes], slot int64 [N, 1] and chunks as `PagedKV.chunk_step` has them -> hidden [N, H]."""
-        where = positions[:, 0] if positions.shape[1] == 1 else positions.T
-        return self._model.decoder(x, where, self._kv.chunk_step(slot[:, 0], chunks, most_rows=len(x)))
+        return self._model.decoder(x, _where(positions), self._kv.chunk_step(slot[:, 0], chunks, most_rows=len(x)))
+
+    def _added(self, x: Tensor, positions: Tensor, slot: Tensor, adds: Tensor, chunks: Tensor) -> Tensor:
+        """`_computed` with adds [N, adds * H] to every row."""
+        kv = self._kv.chunk_step(slot[:, 0], chunks, most_rows=len(x))
+        return self._model.decoder(x, _where(positions), kv, adds.split(x.shape[1], dim=1))
 
     def _decoded(self, numbers: Tensor, *, how: _How) -> Tensor:
         """The rows in the seats through decoder and head, and on; values int64 [B, K]."""
@@ -216,3 +232,17 @@ class Steps:
         if how.constrained:
             seats.count(row.seat, ids)
         return torch.where(sound[:, None], values, NO_ID)
+
+
+def _where(positions: Tensor) -> Tensor:
+    """Positions [N, axes] as a decoder has them."""
+    return positions[:, 0] if positions.shape[1] == 1 else positions.T
+
+
+def _adds_of_all(rows: Rows, adds: int) -> Tensor:
+    """The adds side by side, zeros for rows that have none: [N, adds * H]."""
+    wide = rows.x.new_zeros(len(rows.x), adds * rows.x.shape[1])
+    if rows.adds:
+        assert rows.add_rows is not None
+        wide.index_copy_(0, rows.add_rows, torch.cat(rows.adds, dim=1))
+    return wide

@@ -28,6 +28,9 @@ class CausalConv(Prepared):
 
     def forward(self, x: Tensor, memory: StepMemory) -> Tensor:
         conv = self.conv
+        if conv.kernel_size == (1,):
+            # A matrix product, which needs no plan of cuDNN's for every shape and adds the bias in the same launch.
+            return F.linear(x, conv.weight.squeeze(2), conv.bias)
         # As an image of height 1: [B, C, 1, T] over time-major memory is channels-last without a copy.
         image = memory.extend(self.tail, x).transpose(1, 2).unsqueeze(2)
         out = F.conv2d(image, conv.weight.unsqueeze(2), conv.bias, dilation=(1, conv.dilation[0]))

@@ -122,51 +122,111 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return out
 
 
+@triton.jit
+def _turn_patches_kernel(
+    qkv_ptr, cos_ptr, sin_ptr, out_ptr, rows, patches, heads, D: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Program (patch of a group, query or key): all heads."""
+    row, which = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    head, dims = tl.arange(0, HEADS)[:, None], tl.arange(0, BLOCK)[None, :]
+    inside = (head < heads) & (dims < D)
+    half: tl.constexpr = D // 2
+    source = qkv_ptr + ((row * 3 + which) * heads + head) * D
+    x = tl.load(source + dims, mask=inside, other=0.0)
+    mirrored = tl.load(source + tl.where(dims < half, dims + half, dims - half), mask=inside, other=0.0).to(tl.float32)
+    group, patch = row // patches, row % patches
+    cos = tl.load(cos_ptr + patch * D + dims, mask=dims < D, other=0.0)
+    sin = tl.load(sin_ptr + patch * D + dims, mask=dims < D, other=0.0)
+    out = x.to(tl.float32) * cos + tl.where(dims < half, -mirrored, mirrored) * sin
+    at = which * rows * heads * D + ((group * heads + head) * patches + patch) * D + dims
+    tl.store(out_ptr + at, out.to(x.dtype), mask=inside)
+
+
+def turn_patches(qkv: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
+    """qkv [G, P, 3 heads D]; cos, sin float32 [P, D] -> q and k [2, G, heads, P, D], turned as `qwen3_vl._turn` does."""
+    qkv = qkv.contiguous()
+    groups, patches, width = qkv.shape
+    dim, rows = width // (3 * heads), groups * patches
+    out = qkv.new_empty(2, groups, heads, patches, dim)
+    _turn_patches_kernel[(rows, 2)](
+        qkv, cos, sin, out, rows, patches, heads,
+        D=dim, HEADS=triton.next_power_of_2(heads), BLOCK=triton.next_power_of_2(dim),
+    )  # fmt: skip
+    return out
+
+
 MOST_DENSE_KEYS = 64  # one program holds all keys of a sequence and key head
 
 
 @triton.jit
+def _turned_rows(x_ptr, at, there, weight_ptr, cos_ptr, sin_ptr, turn, dims, eps, D: tl.constexpr):
+    """`_turned` of several vectors: at [R] where they begin, turn [R] where their rotations do; zeros where not there [R]."""
+    half: tl.constexpr = D // 2
+    other = tl.where(dims < half, dims + half, dims - half)
+    real = there[:, None]
+    x = tl.load(x_ptr + at[:, None] + dims[None, :], mask=real, other=0.0)
+    wide = x.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, 1) / D + eps)[:, None]
+    normed = (wide * scale).to(x.dtype) * tl.load(weight_ptr + dims)[None, :]
+    mirrored = tl.load(x_ptr + at[:, None] + other[None, :], mask=real, other=0.0)
+    mirrored = (mirrored.to(tl.float32) * scale).to(x.dtype) * tl.load(weight_ptr + other)[None, :]
+    mirrored = tl.where((dims < half)[None, :], -mirrored, mirrored)
+    cos = tl.load(cos_ptr + turn[:, None] + dims[None, :], mask=real, other=0.0)
+    sin = tl.load(sin_ptr + turn[:, None] + dims[None, :], mask=real, other=0.0)
+    return (normed * cos).to(x.dtype) + (mirrored * sin).to(x.dtype)
+
+
+@triton.jit(do_not_specialize=["start"])
 def _dense_kernel(
-    q_ptr, k_ptr, v_ptr, keys_ptr, values_ptr, out_ptr, v_width, capacity, start, scale, kv_heads,
+    qkv_ptr, q_weight, k_weight, cos_ptr, sin_ptr, turn_width, keys_ptr, values_ptr, out_ptr, capacity, start, eps, scale,
+    kv_heads,
     STEPS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """Program (sequence, key head): stores the new keys and values; then their GROUP query heads attend causally."""
+    """Program (sequence, key head): norms and turns, stores the new keys and values; then GROUP query heads attend causally."""
     sequence, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     dims, place, row = tl.arange(0, D), tl.arange(0, KEYS), tl.arange(0, ROWS)
-    new = (place >= start) & (place < start + STEPS)
+    heads = kv_heads * GROUP
+    width = (heads + 2 * kv_heads) * D
     held = (sequence * kv_heads + head) * capacity * D + place[:, None] * D + dims[None, :]
+    new = (place >= start) & (place < start + STEPS)
     fresh = sequence * STEPS + place - start  # row of the step
-    k_new = tl.load(k_ptr + (fresh[:, None] * kv_heads + head) * D + dims[None, :], mask=new[:, None], other=0.0)
-    v_new = tl.load(v_ptr + fresh[:, None] * v_width + head * D + dims[None, :], mask=new[:, None], other=0.0)
+    k_at, v_at = fresh * width + (heads + head) * D, fresh * width + (heads + kv_heads + head) * D
+    k_new = _turned_rows(qkv_ptr, k_at, new, k_weight, cos_ptr, sin_ptr, fresh * turn_width, dims, eps, D)
+    v_new = tl.load(qkv_ptr + v_at[:, None] + dims[None, :], mask=new[:, None], other=0.0)
     old = (place < start)[:, None]
     k = tl.load(keys_ptr + held, mask=old, other=0.0) + k_new
     v = tl.load(values_ptr + held, mask=old, other=0.0) + v_new
     tl.store(keys_ptr + held, k_new, mask=new[:, None])
     tl.store(values_ptr + held, v_new, mask=new[:, None])
-    step, heads = row // GROUP, kv_heads * GROUP
-    query = ((sequence * STEPS + step) * heads + head * GROUP + row % GROUP)[:, None] * D + dims[None, :]
-    real = (row < STEPS * GROUP)[:, None]
-    q = tl.load(q_ptr + query, mask=real, other=0.0)
+    step, real = row // GROUP, row < STEPS * GROUP
+    token, query_head = sequence * STEPS + step, head * GROUP + row % GROUP
+    q_at = token * width + query_head * D
+    q = _turned_rows(qkv_ptr, q_at, real, q_weight, cos_ptr, sin_ptr, token * turn_width, dims, eps, D)
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
     scores = tl.where(place[None, :] <= start + step[:, None], scores, float("-inf"))
     weights = tl.exp(scores - tl.max(scores, 1)[:, None])
     total = tl.sum(weights, 1)
     out = tl.dot(weights.to(v.dtype), v, input_precision="ieee") / total[:, None]
-    tl.store(out_ptr + query, out.to(out_ptr.dtype.element_ty), mask=real)
+    at = (token * heads + query_head) * D
+    tl.store(out_ptr + at[:, None] + dims[None, :], out.to(out_ptr.dtype.element_ty), mask=real[:, None])
 
 
-def dense_attend(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, start: int) -> Tensor:
-    """As `layers.DenseKV.attend` in one layer, up to MOST_DENSE_KEYS keys.
+def dense_attend(
+    qkv: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor, eps: float, *,
+    keys: Tensor, values: Tensor, start: int,
+) -> Tensor:  # fmt: skip
+    """`qk_norm_rope`, then as `layers.DenseKV.attend` in one layer, up to MOST_DENSE_KEYS keys.
 
-    q [B T, heads, D], k [B T, kv_heads, D] contiguous, v the same with rows of any stride; keys, values [B, kv_heads, capacity, D]
-    contiguous, in which `start` keys of each sequence are there already.
+    qkv [B T, (heads + 2 kv_heads) D] contiguous; cos, sin [B T, D] of equal strides, also one row expanded; keys, values
+    [B, kv_heads, capacity, D] contiguous, in which `start` keys of each sequence are there already. Returns [B T, heads D].
     """
-    rows, heads, dim = q.shape
+    rows, dim = cos.shape
     batch, kv_heads, capacity, _ = keys.shape
-    steps, group = rows // batch, heads // kv_heads
-    out = torch.empty_like(q)
+    steps, heads = rows // batch, qkv.shape[1] // dim - 2 * kv_heads
+    group = heads // kv_heads
+    out = qkv.new_empty(rows, heads * dim)
     _dense_kernel[(batch, kv_heads)](
-        q, k, v, keys, values, out, v.stride(0), capacity, start, dim**-0.5, kv_heads,
+        qkv, q_weight, k_weight, cos, sin, cos.stride(0), keys, values, out, capacity, start, eps, dim**-0.5, kv_heads,
         STEPS=steps, GROUP=group, ROWS=max(16, triton.next_power_of_2(steps * group)),
         KEYS=max(16, triton.next_power_of_2(start + steps)), D=dim,
     )  # fmt: skip

@@ -142,8 +142,6 @@ class DenseKV:
         steps, start = rows // self.batch, self.length
         stop = start + steps
         self._step = steps
-        if fusible(q) and stop <= fused().MOST_DENSE_KEYS:
-            return fused().dense_attend(q, k, v, self.keys[layer], self.values[layer], start)
 
         def by_sequence(x: Tensor) -> Tensor:
             return x.view(self.batch, steps, -1, dim).transpose(1, 2)
@@ -161,6 +159,18 @@ class DenseKV:
             enable_gqa=True,
         )
         return out.transpose(1, 2).reshape(rows, heads, dim)
+
+    def takes_raw(self, qkv: Tensor) -> bool:
+        """Whether `attend_raw` can be called with these rows."""
+        return fusible(qkv) and self.length + len(qkv) // self.batch <= fused().MOST_DENSE_KEYS
+
+    def attend_raw(self, layer: int, qkv: Tensor, q_norm: RMSNorm, k_norm: RMSNorm, cos: Tensor, sin: Tensor) -> Tensor:
+        """`attend` of heads that are neither normed nor turned yet: qkv [N, (heads + 2 kv_heads) D] -> [N, heads D]."""
+        self._step = len(qkv) // self.batch
+        keys, values = self.keys[layer], self.values[layer]
+        return fused().dense_attend(
+            qkv, q_norm.weight, k_norm.weight, cos, sin, q_norm.eps, keys=keys, values=values, start=self.length
+        )
 
     def advance(self) -> None:
         self.length += self._step

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from aura_omni.models.fields import positive, rope_theta, whole
-from aura_omni.models.layers import KeyValues, RMSNorm, Rope, SwiGLU, fused, fusible, rotate
+from aura_omni.models.layers import DenseKV, KeyValues, RMSNorm, Rope, SwiGLU, fused, fusible, rotate
 from aura_omni.models.weights import StackedLinear
 
 
@@ -74,6 +74,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: KeyValues) -> Tensor:
         rows = x.shape[0]
         qkv = self.qkv_proj(x)
+        if isinstance(kv, DenseKV) and kv.takes_raw(qkv):
+            return self.o_proj(kv.attend_raw(self.layer, qkv, self.q_norm, self.k_norm, cos, sin))
         q, k, v = self.qkv_proj.split(qkv)
         if fusible(x):
             q, k = fused().qk_norm_rope(
@@ -123,7 +125,8 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """x [N, H] embeddings; positions int64 [N] or [3, N] (T, H, W) -> final-normed hidden [N, H].
 
-        adds: `adds[k]` [R, H] is added to rows `add_rows` int64 [R] of the residual stream after layer k (deepstack features).
+        adds: `adds[k]` [R, H] is added to rows `add_rows` int64 [R] (None: to all) of the residual stream after layer k
+        (deepstack features).
         """
         return self.run(x, *self.rope.tables(positions, x.dtype), kv, adds, add_rows)
 
@@ -141,8 +144,8 @@ class Decoder(nn.Module):
         for number, layer in enumerate(self.layers):
             x, more = layer(x, more, cos, sin, kv)
             if number < len(adds):
-                assert add_rows is not None
-                x, more = (x + more).index_add(0, add_rows, adds[number]), None
+                x, more = x + more, None
+                x = x + adds[number] if add_rows is None else x.index_add(0, add_rows, adds[number])
         return self.norm.of_sum(x, more)[1]
 
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:

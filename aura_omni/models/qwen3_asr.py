@@ -76,7 +76,11 @@ class EncoderConfig:
 
     def tokens(self, samples: int) -> int:
         """Rows that a clip of `samples` at 16 kHz becomes: 13 per second, and the started eighths of the rest."""
-        chunks, rest = divmod(samples // HOP_SAMPLES, self.chunk_frames)
+        return self.tokens_of(samples // HOP_SAMPLES)
+
+    def tokens_of(self, frames: int) -> int:
+        """The same for so many mel frames."""
+        chunks, rest = divmod(frames, self.chunk_frames)
         return self.chunk_tokens * chunks + _thrice_halved(rest)
 
     @classmethod
@@ -209,11 +213,23 @@ class AudioEncoder(Prepared):
         clips = self._convolved(mels)
         lengths = [len(rows) for rows in clips]
         windows = Windows.of(lengths, self.config.window_tokens, clips[0].device)
-        x = torch.cat(clips)
+        return list(self._transformed(torch.cat(clips), windows).split(lengths))
+
+    def windows(self, images: Tensor, inside: Tensor) -> Tensor:
+        """Whole windows of sound: images float32 [W, chunks, mel_bins, chunk_frames], zeros behind the end of a clip.
+
+        inside bool [W, window_tokens]: which rows are of a clip, at least one of each window. Returns [W, window_tokens,
+        output], of no meaning where no row is. Tensors only: it may be recorded in a CUDA graph.
+        """
+        windows = Windows(len(images), self.config.window_tokens, None, inside[:, None, None])
+        rows = self._chunks(images.flatten(0, 1)).flatten(0, 1)
+        return self._transformed(rows, windows).unflatten(0, inside.shape)
+
+    def _transformed(self, x: Tensor, windows: Windows) -> Tensor:
         for layer in self.layers:
             x = layer(x, windows)
         out: Tensor = self.proj2(F.gelu(self.proj1(self.ln_post(x))))
-        return list(out.split(lengths))
+        return out
 
     def _convolved(self, mels: Sequence[Tensor]) -> list[Tensor]:
         """Each clip's valid rows [tokens_i, hidden] with positions added.
@@ -232,9 +248,8 @@ class AudioEncoder(Prepared):
             done.update(zip(long, chunks, strict=True))
         for n, mel in enumerate(mels):
             rows = done[n] if n in done else self._chunks(mel[None])
-            full, rest = divmod(mel.shape[1], width)
             # Only the last chunk can be incomplete, so the valid rows are the first ones.
-            done[n] = rows.flatten(0, 1)[: full * self.config.chunk_tokens + _thrice_halved(rest)]
+            done[n] = rows.flatten(0, 1)[: self.config.tokens_of(mel.shape[1])]
         return [done[n] for n in range(len(mels))]
 
     def _chunks(self, images: Tensor) -> Tensor:
@@ -280,7 +295,8 @@ class Windows:
     """Consecutive rows cut into windows, seen as a batch of `count` windows of `width` rows.
 
     rows int64 [N]: where each row lies in the flattened batch; mask bool [count, 1, 1, width]: which places hold a row.
-    Both are None when all windows have the same length, as for one clip of up to 8 s: then the batch is a view.
+    No rows: every place has one, or is only filled up, and the batch is a view. No mask either: all windows have the same
+    length, as for one clip of up to 8 s.
     """
 
     count: int

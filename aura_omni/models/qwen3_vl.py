@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aura_omni.models.fields import whole, wholes
+from aura_omni.models.layers import fused, fusible
 from aura_omni.models.qwen3 import Decoder, DecoderConfig
 from aura_omni.models.weights import Layout, Prepared
 
@@ -154,8 +155,12 @@ class VisionAttention(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """x [G, P, hidden]; cos, sin float32 [P, head_dim]. Every patch sees all patches of its own group, and no other."""
         groups, patches, hidden = x.shape
-        q, k, v = self.qkv(x).view(groups, patches, 3, self.heads, self.head_dim).permute(2, 0, 3, 1, 4)
-        out = F.scaled_dot_product_attention(_turn(q, cos, sin), _turn(k, cos, sin), v)
+        qkv = self.qkv(x)
+        q, k, v = qkv.view(groups, patches, 3, self.heads, self.head_dim).permute(2, 0, 3, 1, 4)
+        q, k = (
+            fused().turn_patches(qkv, cos, sin, self.heads) if fusible(x) else (_turn(q, cos, sin), _turn(k, cos, sin))
+        )
+        out = F.scaled_dot_product_attention(q, k, v)
         return self.proj(out.transpose(1, 2).reshape(groups, patches, hidden))
 
 
@@ -238,7 +243,10 @@ class VisionTower(Prepared):
         Patches lie in merge-block order (`vision_input.patchify`). Returns [1 + K, G, P / merge^2, out_hidden]: the main
         features, then the K deepstack features in layer order.
         """
-        position, cos, sin = self._tables_of(grid)
+        return self.encoded(patches, *self.tables(grid))
+
+    def encoded(self, patches: Tensor, position: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """`forward` with what `tables` gives for the grid. Tensors only: it may be recorded in a CUDA graph."""
         x = self.patch_embed(patches) + position
         taps: list[Tensor] = []
         for number, block in enumerate(self.blocks):
@@ -247,7 +255,7 @@ class VisionTower(Prepared):
                 taps.append(self.deepstack_merger_list[len(taps)](x))
         return torch.stack((self.merger(x), *taps))
 
-    def _tables_of(self, grid: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+    def tables(self, grid: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
         """Learned positions [P, hidden] in the weights' dtype, rotary cos and sin float32 [P, head_dim]."""
         if grid not in self._tables:
             self._tables[grid] = (self._learned_positions(grid), *self._rotary(grid))

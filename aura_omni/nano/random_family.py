@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from torch import Tensor, nn
 
+from aura_omni.engine.loader import settle
 from aura_omni.models.codec import DECODER_LAYOUT, CodecConfig, CodecDecoder
 from aura_omni.models.codec_encoder import ENCODER_LAYOUT, CodecEncoder, CodecEncoderConfig
 from aura_omni.models.qwen3_asr import AsrConfig, Qwen3Asr
@@ -47,11 +48,15 @@ def write_family(
     device: torch.device | None = None,
     seed: int = 0,
     kinds: tuple[str, ...] = KINDS,
+    weights: bool = True,
 ) -> None:
-    """Write asr, aura and tts_KIND for each of kinds below `folder` (made if missing). True size: about 36 GB in bfloat16."""
+    """Write asr, aura and tts_KIND for each of kinds below `folder` (made if missing). True size: about 36 GB in bfloat16.
+
+    weights: False leaves them out, for `fill` to make up.
+    """
     device = device or torch.device("cpu")
     vocabulary = 151936 if sizes is not TINY else 512
-    write = _Writer(dtype, device, seed)
+    write = _Writer(dtype, device, seed, weights)
     with torch.device("meta"):
         ids = write_tokenizer(folder / "asr", published.AUDIO_TOKENS)
         files = published.asr_files(sizes, ids, vocabulary)
@@ -74,7 +79,7 @@ def write_family(
             codec = published.speech_tokenizer_files(sizes)
             decoder = CodecDecoder(CodecConfig.from_json(codec["config.json"]))
             encoder = CodecEncoder(CodecEncoderConfig.from_json(codec["config.json"]))
-            _Writer(torch.float32, device, seed).checkpoint(
+            _Writer(torch.float32, device, seed, weights).checkpoint(
                 home / "speech_tokenizer",
                 codec,
                 [(decoder, DECODER_LAYOUT), (encoder, ENCODER_LAYOUT)],
@@ -82,9 +87,22 @@ def write_family(
             )
 
 
+def fill(network: nn.Module, layout: Layout, *, device: torch.device, dtype: torch.dtype, seed: int = 0) -> None:
+    """Weights of the kind that `write_family` writes, straight into a network on the meta device, and its tables."""
+    random, ours = _Writer(dtype, device, seed), network.state_dict()
+    weights: dict[str, Tensor] = {}
+    for slot in slots(network, layout):
+        target = ours[slot.ours]
+        kind = dtype if target.is_floating_point() else target.dtype
+        into = weights.setdefault(slot.ours, torch.empty(target.shape, dtype=kind, device=device))
+        part = into if slot.stop is None else into[slot.start : slot.stop]
+        part.copy_(random.value(slot.published, part.shape, target.dtype))
+    settle(network, weights)
+
+
 class _Writer:
-    def __init__(self, dtype: torch.dtype, device: torch.device, seed: int) -> None:
-        self._dtype, self._device = dtype, device
+    def __init__(self, dtype: torch.dtype, device: torch.device, seed: int, weights: bool = True) -> None:
+        self._dtype, self._device, self._weights = dtype, device, weights
         self._random = torch.Generator(device).manual_seed(seed)
 
     def checkpoint(
@@ -99,6 +117,8 @@ class _Writer:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
             (folder / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
+        if not self._weights:
+            return
         shards = list(self._shards(networks, unused or {}))
         if len(shards) == 1:
             save_file(shards[0], folder / "model.safetensors", {"format": "pt"})
@@ -135,11 +155,11 @@ class _Writer:
             for slot in slots(network, layout):
                 target = state[slot.ours]
                 shape = target.shape if slot.stop is None else (slot.stop - slot.start, *target.shape[1:])
-                yield slot.published, self._value(slot.published, torch.Size(shape), target.dtype)
+                yield slot.published, self.value(slot.published, torch.Size(shape), target.dtype).cpu()
         for name, dimensions in unused.items():
-            yield name, self._value(name, torch.Size(dimensions), torch.float32)
+            yield name, self.value(name, torch.Size(dimensions), torch.float32).cpu()
 
-    def _value(self, name: str, shape: torch.Size, kind: torch.dtype) -> Tensor:
+    def value(self, name: str, shape: torch.Size, kind: torch.dtype) -> Tensor:
         """Random, but such that every branch matters: norms near 1, scales far from 0, books of unit spread."""
         if not kind.is_floating_point or name.endswith("initialized"):
             return torch.ones(shape, dtype=kind, device="cpu")
@@ -160,7 +180,7 @@ class _Writer:
             value = normal(0.0, 1.0 if "embed_tokens" in name else min(0.3, fan_in**-0.5))
         if name == "decoder.decoder.6.conv.weight":
             value *= 0.02  # the last convolution of Code2Wav: sound within full scale
-        return value.to(self._dtype).cpu().contiguous()
+        return value.to(self._dtype).contiguous()
 
 
 def write_tokenizer(

@@ -27,6 +27,7 @@ from aura_omni.errors import BadMedia, CheckpointError, PromptTooLong
 from aura_omni.flow import Audio, Sampling
 from aura_omni.models.qwen3_asr import FFT_SAMPLES, HOP_SAMPLES, SAMPLE_RATE, AsrConfig, Qwen3Asr
 from aura_omni.stages.clips import MAX_CLIP_S, SEARCH_S, at_speech_rate, media_key, split_long
+from aura_omni.stages.encoder_graphs import HearingGraphs
 from aura_omni.stages.tokenizer import TextTokenizer
 from aura_omni.stages.transcript import TEXT_TAG, TranscriptReader, language_name
 
@@ -73,6 +74,7 @@ class AsrStage(StageModel):
         self.network, self.tokenizer = network, tokenizer
         self.max_model_len = max_model_len or network.config.decoder.max_positions
         self.decoder, self.decoder_config = network.decoder, network.config.decoder
+        self._hearing: HearingGraphs | None = None
         weight = network.embed_tokens.weight
         self.device, self.dtype = weight.device, weight.dtype
         start, end, self._tag = tokenizer.id("<|im_start|>"), tokenizer.id("<|im_end|>"), tokenizer.id(TEXT_TAG)
@@ -183,6 +185,10 @@ class AsrStage(StageModel):
 
     # ------------------------------------------------------------ on the engine thread
 
+    def prepare_graphs(self) -> None:
+        self._hearing = HearingGraphs(self.network)
+        self._hearing.prepare()
+
     def rows(self, batch: Batch) -> Rows:
         self._encode(batch)
         x = self.network.embed(sent(batch.tokens(), self.device))
@@ -216,7 +222,8 @@ class AsrStage(StageModel):
         ]
         if clips:
             waves = [sent(clip.samples, self.device) for clip in clips]
-            for clip, features in zip(clips, self.network.encode(waves), strict=True):
+            encode = self.network.encode if self._hearing is None else self._hearing.encode
+            for clip, features in zip(clips, encode(waves), strict=True):
                 clip.features = features
 
 

@@ -26,14 +26,16 @@ from aura_omni.engine.sequence import Batch, FinishReason, Sequence
 from aura_omni.engine.stage_model import Rows, StageModel
 from aura_omni.errors import CheckpointError
 from aura_omni.flow import Message, Sampling
-from aura_omni.models.qwen3_vl import LAYOUT, Qwen3VL, VLConfig
+from aura_omni.models.qwen3_vl import LAYOUT, Qwen3VL, VisionTower, VLConfig
 from aura_omni.models.vision_input import PixelRules
 from aura_omni.stages.aura_prompt import AuraPrompt, Group, Profile, PromptWriter, Visual
+from aura_omni.stages.encoder_graphs import TowerGraphs
 from aura_omni.stages.silent import AnswerReader
 from aura_omni.stages.tokenizer import TextTokenizer
 
 SAMPLING = Sampling(temperature=0.5, max_tokens=256)
 
+USUAL_FRAME = (360, 640)  # height and width, in pixels, that clients send most
 ENCODED_PATCHES = 16_384  # of one call of the vision tower, which bounds its memory: 18 pairs of 640x352
 
 
@@ -93,6 +95,9 @@ class AuraStage(StageModel):
         )
         self.controls = self._writer.controls
         self.decoder, self.decoder_config = network.decoder, network.config.text
+        self.adds = len(network.config.vision.deepstack_layers)
+        self._tower: TowerGraphs | VisionTower = network.visual
+        self._video_rules = video_rules
         weight = network.embed_tokens.weight
         self.device, self.dtype = weight.device, weight.dtype
         ends = (self.controls.silent, self.controls.im_end, self.controls.end_of_text)
@@ -169,6 +174,13 @@ class AuraStage(StageModel):
 
     # ------------------------------------------------------------ on the engine thread
 
+    def prepare_graphs(self) -> None:
+        """Those of the usual frames, in the size that the tower sees."""
+        rules = self._video_rules
+        tall, wide = rules.size(rules.temporal_patch, *USUAL_FRAME, still=False)
+        self._tower = TowerGraphs(self.network.visual)
+        self._tower.prepare((tall // rules.patch, wide // rules.patch))
+
     def rows(self, batch: Batch) -> Rows:
         needs = list(_needs(batch))
         self._encode(needs)
@@ -216,7 +228,7 @@ class AuraStage(StageModel):
                     [need.visual.video.frames[need.visual.frame_numbers(need.group.number)] for need in some]
                 )
                 patches = rules.patches(sent(frames, self.device), size)
-                features = self.network.visual(patches.to(self.dtype), grid)
+                features = self._tower(patches.to(self.dtype), grid)
                 for number, need in enumerate(some):
                     need.seen.features[need.index] = features[:, number]
 

@@ -23,7 +23,9 @@ from aura_omni.flow import SILENT_TEXT, Message, Text, Video
 from aura_omni.models.vision_input import PixelRules
 from aura_omni.stages.tokenizer import TextTokenizer
 
-SHORT_TEXT = 64  # characters; role headers and time stamps return in every round, so their ids are remembered
+# Characters of texts whose ids are remembered: headers, time stamps and what was said before return in every round, and a
+# prompt that was written before anything was heard is written again, on the engine's thread, with the transcript in it.
+SHORT_TEXT, TEXTS_KEPT = 1_024, 4_096
 
 
 def live_system_prompt(language: str | None = None) -> str:
@@ -182,7 +184,7 @@ class PromptWriter:
         self._tokenizer, self._profile = tokenizer, profile
         self._video_rules, self._image_rules = video_rules, image_rules
         self._max_model_len = max_model_len
-        self._remembered = lru_cache(maxsize=4096)(lambda text: tuple(tokenizer.encode(text)))
+        self._remembered = lru_cache(maxsize=TEXTS_KEPT)(lambda text: tuple(tokenizer.encode(text)))
 
     def write(self, messages: Sequence[Message], *, system_prompt: str | None = None) -> AuraPrompt:
         """Messages without Audio parts (transcripts are texts by now) to a prompt that ends where the answer starts.

@@ -9,7 +9,7 @@ import pytest
 from tiny_stage import GREEDY, SAMPLINGS, Request, TinyStage, make_runner, prompt, requests_of, run
 
 from aura_omni.engine.graphs import sizes_up_to
-from aura_omni.engine.steps import PREFILL_SIZES
+from aura_omni.engine.steps import PREFILL_SIZES, graph_bytes
 from tests.replayed import without_cuda
 
 
@@ -25,11 +25,11 @@ def test_sizes_are_few_and_waste_at_most_half() -> None:
 
 
 @pytest.mark.parametrize("mrope", [False, True])
-@pytest.mark.parametrize("batched", [24, 200])
+@pytest.mark.parametrize("batched", [24, 600])
 def test_padded_steps_equal_steps_as_they_are(batched: int, mrope: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those of prompts, but for one that is longer than the largest graph."""
-    options = {"max_num_seqs": 5, "pages": 60, "max_num_batched_tokens": batched, "max_model_len": 200}
-    plain, padded = ([*requests_of(10), Request(prompt(150))] for _ in range(2))
+    options = {"max_num_seqs": 5, "pages": 220, "max_num_batched_tokens": batched, "max_model_len": 600}
+    plain, padded = ([*requests_of(10), Request(prompt(550))] for _ in range(2))
     run(make_runner(TinyStage(mrope=mrope), **options), *plain)
     recorded = without_cuda(monkeypatch)
     stage = TinyStage(mrope=mrope)
@@ -38,7 +38,7 @@ def test_padded_steps_equal_steps_as_they_are(batched: int, mrope: bool, monkeyp
     assert usual == sorted(2 * sizes_up_to(5) + PREFILL_SIZES)  # decode, draw and short prefills, before any request
     run(runner, *padded)
     assert [request.heard for request in padded] == [request.heard for request in plain]
-    assert any(batch.rows > PREFILL_SIZES[-1] for batch in stage.batches) == (batched == 200)
+    assert any(batch.rows > PREFILL_SIZES[-1] for batch in stage.batches) == (batched == 600)
 
 
 def test_requests_that_sample_as_usual_or_less_need_no_graph_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,3 +50,12 @@ def test_requests_that_sample_as_usual_or_less_need_no_graph_of_their_own(monkey
     assert len(recorded) == before
     run(runner, Request(prompt(9, seed=1), replace(usual, top_p=0.9)))
     assert len(recorded) == before + 2
+
+
+def test_what_graphs_of_prefills_hold_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_cuda(monkeypatch)
+    stage = TinyStage()
+    graphed = make_runner(stage, graphs=True)._compute._prefill_graph
+    assert graphed is not None
+    held = sum((capture.inputs[0].nbytes + capture.output.nbytes) for capture in graphed._captures.values())
+    assert held == graph_bytes(stage.decoder_config.hidden, stage.adds, stage.dtype)

@@ -11,6 +11,7 @@ from aura_omni.flow import Audio, Sampling
 from aura_omni.stages.asr import AsrPrompt, AsrStage
 from aura_omni.stages.tokenizer import TextTokenizer
 from tests.asr_tiny import IDS, byte_tokenizer, clip, dense, network_of, reference
+from tests.replayed import without_cuda
 
 GREEDY = Sampling(temperature=0.0, max_tokens=24, ignore_eos=True)
 
@@ -25,7 +26,7 @@ def hear(stage: AsrStage, seconds: float, seed: int = 0, **options: str) -> AsrP
     return stage.prompt(Audio(samples, 16_000, samples.tobytes()), **options)
 
 
-def runner(stage: AsrStage, *, pages: int = 200, batched: int = 512) -> ArRunner:
+def runner(stage: AsrStage, *, pages: int = 200, batched: int = 512, graphs: bool = False) -> ArRunner:
     return ArRunner(
         stage,
         pages=pages,
@@ -35,6 +36,7 @@ def runner(stage: AsrStage, *, pages: int = 200, batched: int = 512) -> ArRunner
         max_model_len=2048,
         max_waiting=8,
         prefix_caching=True,
+        graphs=graphs,
     )
 
 
@@ -80,6 +82,17 @@ def test_paged_equals_plain(stage, batched):
     heard, _ = run(runner(stage, batched=batched), stage, asked)
     assert heard == [plainly(stage, prompt) for prompt in asked]
     assert len({tuple(ids) for ids in heard}) == len(asked)
+
+
+def test_padded_clips_and_steps_are_the_same(stage, monkeypatch):
+    without_cuda(monkeypatch)
+    monkeypatch.setattr(stage, "_hearing", None)  # put back afterwards
+    asked = prompts(stage)
+    expected = [plainly(stage, prompt) for prompt in asked]
+    engine = runner(stage, graphs=True)
+    for which in ([0], [2], [1, 3], [0, 2, 3]):
+        heard, _ = run(engine, stage, [asked[number] for number in which])
+        assert heard == [expected[number] for number in which]
 
 
 def test_pages_taken_away_change_nothing(stage):

@@ -7,10 +7,13 @@ from collections.abc import Sequence as Seq
 import pytest
 import torch
 
+from aura_omni.engine.attention import PagedKV
 from aura_omni.engine.runner import ArRunner
+from aura_omni.engine.steps import PREFILL_SIZES
 from aura_omni.flow import Message, Sampling, Text, Video
 from aura_omni.stages.aura import AuraStage
 from tests.aura_tiny import PlainKV, forward, greedy, image, sequence_of, stage, video
+from tests.replayed import without_cuda
 
 PAGE = 16
 
@@ -48,7 +51,7 @@ def encoded(aura: AuraStage, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
-def runner_of(aura: AuraStage, *, rows: int = 512, pages: int = 64) -> ArRunner:
+def runner_of(aura: AuraStage, *, rows: int = 512, pages: int = 64, graphs: bool = False) -> ArRunner:
     return ArRunner(
         aura,
         pages=pages,
@@ -58,6 +61,7 @@ def runner_of(aura: AuraStage, *, rows: int = 512, pages: int = 64) -> ArRunner:
         max_model_len=aura.max_model_len,
         max_waiting=8,
         prefix_caching=True,
+        graphs=graphs,
     )
 
 
@@ -86,6 +90,20 @@ def alone(aura: AuraStage, chat: Seq[Message], count: int) -> list[int]:
 def test_answers_equal_those_without_pages(aura: AuraStage, rows: int) -> None:
     heard, _ = ask(aura, runner_of(aura, rows=rows), CHATS, 12)
     assert heard == [alone(aura, chat, 12) for chat in CHATS]
+
+
+@pytest.mark.parametrize("rows", [512, 23])
+def test_answers_from_padded_steps_are_the_same(aura: AuraStage, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts with frames and without, one after another and together: what one left in the padding is nothing to the next."""
+    expected = [alone(aura, chat, 12) for chat in CHATS]
+    recorded = without_cuda(monkeypatch)
+    monkeypatch.setattr(aura, "_tower", aura.network.visual)  # put back afterwards
+    runner = runner_of(aura, rows=rows, graphs=True)
+    assert sorted(recorded).count(PREFILL_SIZES[-1]) == 1  # for prompts with deepstack features and without
+    monkeypatch.delattr(PagedKV, "step")  # which steps that are no graphs begin with
+    for chats in (*([chat] for chat in CHATS), CHATS):
+        heard, _ = ask(aura, runner, chats, 12)
+        assert heard == [expected[CHATS.index(chat)] for chat in chats]
 
 
 def test_a_second_request_with_the_same_video_neither_encodes_nor_computes_it(

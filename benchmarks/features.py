@@ -1,0 +1,62 @@
+"""What `steps.py --without NAME` leaves out, to see what it is worth, or whether it is at fault.
+
+Each name puts something plainer, which computes the same, in the place of one way to be fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from aura_omni.engine.attention import PagedKV
+from aura_omni.engine.stage_model import StageModel
+from aura_omni.models.layers import KeyValues
+
+SHORT_PREFILLS = (16, 32, 64, 96, 128)
+
+
+def _no(*_: object) -> bool:
+    return False
+
+
+def _as_chunks(kv: PagedKV, slot: Tensor, length: Tensor, table: Tensor) -> KeyValues:
+    """A step of decoding as one of chunks of one row."""
+    begins = torch.arange(len(slot), dtype=torch.int32, device=slot.device)
+    numbers = torch.stack((begins, torch.ones_like(begins), length.int() - 1), dim=1)
+    return kv.chunk_step(slot, torch.cat((numbers, table), dim=1), most_rows=1)
+
+
+# Where it is looked up, and what is put there.
+FEATURES: Mapping[str, Mapping[str, object]] = {
+    # One kernel for a draw of the best few: PyTorch's operations instead.
+    "fused-draw": {"aura_omni.engine.fused_sampler.MOST_VOCABULARY": 0},
+    # The kernel of decode attention, with its splits and the store in it: that of chunks.
+    "decode-attention": {"aura_omni.engine.attention.PagedKV.decode_step": _as_chunks},
+    # Chunks after long histories cut in two.
+    "split-chunks": {"aura_omni.engine.paged_attention.LONG_CONTEXT": 1 << 40},
+    # Graphs of more than 128 rows.
+    "long-prefills": {"aura_omni.engine.steps.PREFILL_SIZES": SHORT_PREFILLS},
+    # Graphs of the vision tower and the audio encoder.
+    "encoder-graphs": {
+        "aura_omni.stages.asr.AsrStage.prepare_graphs": StageModel.prepare_graphs,
+        "aura_omni.stages.aura.AuraStage.prepare_graphs": StageModel.prepare_graphs,
+    },
+    # Norms and turns of heads inside the code predictor's attention.
+    "raw-attention": {"aura_omni.models.layers.DenseKV.takes_raw": _no},
+    # Turning the vision tower's queries and keys in one launch.
+    "turned-patches": {"aura_omni.models.qwen3_vl.fusible": _no},
+}
+
+
+@contextmanager
+def without(names: Iterable[str]) -> Iterator[None]:
+    """Inside it, stages are assembled and run without these of FEATURES."""
+    with ExitStack() as stack:
+        for name in names:
+            for target, value in FEATURES[name].items():
+                stack.enter_context(patch(target, value))
+        yield

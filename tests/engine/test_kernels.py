@@ -1,0 +1,241 @@
+"""Triton kernels against the plain code that they stand for: compiled where there is a GPU, elsewhere by Triton's interpreter."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from aura_omni.engine.sampler import Draw, pick
+from aura_omni.flow import Sampling
+from aura_omni.models import qwen3_vl
+from aura_omni.models.layers import DenseKV, RMSNorm, Rope, rotate
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+pytest.importorskip("triton")
+
+from aura_omni.engine import fused_sampler, paged_attention  # noqa: E402
+from aura_omni.models import fused  # noqa: E402
+
+PAGE = 16
+# The interpreter takes products of bfloat16 for products of integers.
+HALF = (torch.bfloat16, 2e-2) if DEVICE.type == "cuda" else (torch.float16, 3e-3)
+PRECISION = pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 2e-5), HALF])
+
+
+@pytest.mark.parametrize("vocabulary", [64, 100, 2_048, 3_072])
+@pytest.mark.parametrize("ties", [False, True])
+def test_the_draw_from_a_codebook_is_the_plain_one(vocabulary: int, ties: bool) -> None:
+    torch.manual_seed(0)
+    ways = [(0.0, 0), (0.9, 50), (1.0, 0), (0.5, 5), (1.5, 10_000), (1.0, 1), (0.7, vocabulary - 1)]
+    rows = [Sampling(temperature=temperature, top_k=top_k) for temperature, top_k in ways]
+    logits = torch.randn(len(rows), vocabulary) * 3
+    if ties:
+        logits = logits.round()  # both zeros among them, which are equal
+    logits[::3, vocabulary // 2 :] = -torch.inf
+    seeds, steps = [7 * row for row in range(len(rows))], list(range(len(rows)))
+    draw = Draw.of(rows, seeds, steps, torch.device("cpu"))
+    plain = pick(logits, draw, stream=3)
+    ours = fused_sampler.pick_small(
+        logits.to(DEVICE), draw.floats.to(DEVICE), draw.integers.to(DEVICE), top_k=True, stream=3
+    ).cpu()
+    if DEVICE.type == "cpu":
+        assert torch.equal(plain, ours)
+    else:  # logarithms of CPU and GPU differ in the last bit, which may turn a draw that is a tie but for that
+        assert (plain != ours).sum() <= 1
+
+
+def test_the_threshold_of_top_k_is_the_sorted_one() -> None:
+    """Through draws: with one id left it must be the best, with two one of the best two, and equal ones all count."""
+    logits = torch.tensor([[-1.0, -0.0, 0.0, -torch.inf, 3.0, 3.0, -2.5, 1e-30]] * 64)
+    for top_k, kept in ((1, {4, 5}), (2, {4, 5}), (3, {4, 5, 7}), (4, {1, 2, 4, 5, 7}), (6, {0, 1, 2, 4, 5, 7})):
+        draw = Draw.of([Sampling(temperature=50.0, top_k=top_k)] * 64, list(range(64)), [0] * 64, torch.device("cpu"))
+        ours = fused_sampler.pick_small(
+            logits.to(DEVICE), draw.floats.to(DEVICE), draw.integers.to(DEVICE), top_k=True, stream=0
+        )
+        assert set(ours.tolist()) == kept
+
+
+# ------------------------------------------------------------ attention
+
+
+def pool(lengths: list[int], heads: int, dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Random keys and values in shuffled pages, and each sequence's page table."""
+    counts = [-(-length // PAGE) for length in lengths]
+    order = torch.randperm(sum(counts) + 3).int()
+    table = torch.zeros(len(lengths), max(counts), dtype=torch.int32)
+    used = 0
+    for row, count in enumerate(counts):
+        table[row, :count] = order[used : used + count]
+        used += count
+    slots = (sum(counts) + 3) * PAGE
+    keys, values = (torch.randn(slots, heads, dim).to(DEVICE, dtype) for _ in range(2))
+    return keys, values, table.to(DEVICE)
+
+
+def context(table: Tensor, length: int) -> Tensor:
+    """The slots of a sequence's rows."""
+    rows = torch.arange(length, device=DEVICE)
+    return table[rows // PAGE].long() * PAGE + rows % PAGE
+
+
+def assert_close(ours: Tensor, plain: Tensor, limit: float) -> None:
+    """To within limit, and limit of their size."""
+    ours, plain = ours.float(), plain.float()
+    assert ((ours - plain).abs() <= limit * (1 + plain.abs())).all(), (ours - plain).abs().max()
+
+
+# Its loops take their bounds out of arrays as NumPy did before 2.4.
+LOOPS = pytest.mark.skipif(
+    DEVICE.type == "cpu" and np.lib.NumpyVersion(np.__version__) >= "2.4.0",
+    reason="Triton's interpreter needs NumPy < 2.4",
+)
+
+
+def integers(values: list[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=DEVICE)
+
+
+@LOOPS
+@PRECISION
+@pytest.mark.parametrize(
+    ("dim", "heads", "lengths"),
+    [
+        (128, 8, [1, 2, 16, 17, 64, 65, 66, 130, 705]),
+        (64, 4, [1_000]),  # one row: as many splits as there are
+        (16, 32, [129, 33]),  # more heads than a block of queries has rows at least
+        (16, 4, [3] * 50),  # few splits
+    ],
+)
+def test_paged_decode_equals_plain_attention(
+    dtype: torch.dtype, limit: float, dim: int, heads: int, lengths: list[int]
+) -> None:
+    torch.manual_seed(0)
+    keys, values, table = pool(lengths, 2, dim, dtype)
+    q = torch.randn(len(lengths), heads, dim).to(DEVICE, dtype)
+    slots = torch.stack([context(row, length)[-1] for row, length in zip(table, lengths, strict=True)])
+    # What stands in the slots of the new rows must not matter: the step writes it.
+    held = [(x[slots], x.index_fill_(0, slots, torch.nan)) for x in (keys, values)]
+    k, v = (F.pad(new.flatten(1), (8, 8))[:, 8:-8].unflatten(1, (2, dim)) for new, _ in held)
+    before = keys.clone(), values.clone()
+    out = paged_attention.decode(q, k, v, slots, keys, values, table=table, lengths=integers(lengths), page_size=PAGE)
+    for now, old, new in zip((keys, values), before, (k, v), strict=True):
+        assert torch.equal(now, old.index_copy(0, slots, new))
+    for row, length in enumerate(lengths):
+        past = [x[context(table[row], length)].float().transpose(0, 1)[None] for x in (keys, values)]
+        plain = F.scaled_dot_product_attention(q[row].float()[None, :, None], *past, enable_gqa=True)[0, :, 0]
+        assert_close(out[row], plain, limit)
+
+
+def test_contexts_are_cut_into_parts_while_that_keeps_the_device_busy() -> None:
+    parts = {rows: paged_attention.splits_of(8 * rows) for rows in (1, 2, 3, 4, 8, 16, 32, 64)}
+    assert parts == {1: 64, 2: 64, 3: 32, 4: 32, 8: 16, 16: 8, 32: 8, 64: 8}
+
+
+@LOOPS
+def test_what_is_not_finite_reaches_the_output_of_its_row_alone() -> None:
+    lengths = [70, 70, 70]
+    keys, values, table = pool(lengths, 2, 16, torch.float32)
+    q, k, v = (torch.randn(3, heads, 16, device=DEVICE) for heads in (4, 2, 2))
+    keys[context(table[0], 70)[3]] = torch.nan
+    k[1] = torch.nan
+    slots = torch.stack([context(row, 70)[-1] for row in table])
+    out = paged_attention.decode(q, k, v, slots, keys, values, table=table, lengths=integers(lengths), page_size=PAGE)
+    assert out.isfinite().flatten(1).all(1).tolist() == [False, False, True]
+
+
+@LOOPS
+@PRECISION
+@pytest.mark.parametrize("splits", [1, 2])
+def test_paged_prefill_equals_plain_attention(
+    dtype: torch.dtype, limit: float, splits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paged_attention, "LONG_CONTEXT", 0 if splits > 1 else 10**9)
+    monkeypatch.setattr(paged_attention, "CHUNK_SPLITS", splits)
+    torch.manual_seed(0)
+    lengths, counts = [150, 200, 65], [130, 3, 65]
+    keys, values, table = pool(lengths, 2, 128, dtype)
+    q = torch.randn(sum(counts), 8, 128).to(DEVICE, dtype)
+    starts = [length - count for length, count in zip(lengths, counts, strict=True)]
+    begins = [0, 130, 133]
+    out = torch.full_like(q, torch.nan)
+    paged_attention.prefill(
+        q,
+        keys,
+        values,
+        out,
+        table=table,
+        begins=integers(begins),
+        counts=integers(counts),
+        starts=integers(starts),
+        most_rows=max(counts),
+        page_size=PAGE,
+    )
+    for row, (length, count, begin) in enumerate(zip(lengths, counts, begins, strict=True)):
+        past = [x[context(table[row], length)].float().transpose(0, 1)[None] for x in (keys, values)]
+        mask = torch.ones(count, length, dtype=torch.bool, device=DEVICE).tril(length - count)
+        rows = q[begin : begin + count].float().transpose(0, 1)[None]
+        plain = F.scaled_dot_product_attention(rows, *past, attn_mask=mask, enable_gqa=True)[0].transpose(0, 1)
+        assert_close(out[begin : begin + count], plain, limit)
+
+
+def test_keys_and_values_are_stored_in_their_slots() -> None:
+    keys, values = (torch.zeros(40, 2, 64, device=DEVICE) for _ in range(2))
+    k, v = (torch.randn(3, 300, device=DEVICE)[:, 8:136].unflatten(1, (2, 64)) for _ in range(2))
+    slots = torch.tensor([35, 0, 17], device=DEVICE)
+    paged_attention.store(k, v, slots, keys, values)
+    assert torch.equal(keys[slots], k)
+    assert torch.equal(values[slots], v)
+    assert keys.any(-1).any(-1).sum() == 3
+
+
+# ------------------------------------------------------------ attention of the code predictor
+
+
+def norm_of(size: int, dtype: torch.dtype) -> RMSNorm:
+    norm = RMSNorm(size, 1e-6).requires_grad_(False)
+    norm.weight.data.uniform_(0.5, 1.5)
+    return norm.to(DEVICE, dtype)
+
+
+@PRECISION
+def test_dense_attention_step_by_step_equals_plain_attention(dtype: torch.dtype, limit: float) -> None:
+    torch.manual_seed(0)
+    q_norm, k_norm = norm_of(64, dtype), norm_of(64, dtype)
+    ours, plain = (DenseKV(1, 3, 70, 2, 64, dtype=dtype, device=DEVICE) for _ in range(2))
+    tables = Rope(64, 1e6).tables(torch.arange(70, device=DEVICE), dtype)
+    for steps in (2, 1, 1, 7, 1, 4, 16, 16, 8, 1, 7):  # 64 in all
+        qkv = torch.randn(3 * steps, 8 * 64).to(DEVICE, dtype)
+        turn = [table[plain.length : plain.length + steps].repeat(3, 1) for table in tables]
+        if steps == 1:  # as the code predictor has it
+            turn = [table[plain.length : plain.length + 1].expand(3, -1) for table in tables]
+        q, k, v = (x.unflatten(1, (-1, 64)) for x in qkv.split([4 * 64, 2 * 64, 2 * 64], dim=1))
+        expected = plain.attend(0, rotate(q_norm(q), *turn), rotate(k_norm(k), *turn), v).flatten(1)
+        found = fused.dense_attend(
+            qkv,
+            q_norm.weight,
+            k_norm.weight,
+            *turn,
+            q_norm.eps,
+            keys=ours.keys[0],
+            values=ours.values[0],
+            start=plain.length,
+        )
+        plain.advance()
+        assert_close(found, expected, limit)
+        for one, other in ((ours.keys, plain.keys), (ours.values, plain.values)):
+            assert_close(one[..., : plain.length, :], other[..., : plain.length, :], limit)
+
+
+@PRECISION
+def test_patches_are_turned_as_plainly(dtype: torch.dtype, limit: float) -> None:
+    torch.manual_seed(0)
+    groups, patches, heads, dim = 2, 12, 3, 24
+    qkv = torch.randn(groups, patches, 3 * heads * dim).to(DEVICE, dtype)
+    angles = torch.randn(patches, dim, device=DEVICE)
+    cos, sin = angles.cos(), angles.sin()
+    plain = qkv.view(groups, patches, 3, heads, dim).permute(2, 0, 3, 1, 4)[:2]
+    for one, other in zip(fused.turn_patches(qkv, cos, sin, heads), plain, strict=True):
+        assert_close(one, qwen3_vl._turn(other, cos, sin), limit)

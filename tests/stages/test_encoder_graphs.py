@@ -1,0 +1,144 @@
+"""Frames and sound from encoders that are padded to few shapes are what the encoders make of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from aura_omni.engine import graphs
+from aura_omni.models.qwen3_asr import Qwen3Asr
+from aura_omni.models.qwen3_vl import TABLES_KEPT, VisionTower
+from aura_omni.stages.encoder_graphs import GROUPS, MOST_GRIDS, WINDOWS, HearingGraphs, TowerGraphs
+from tests import asr_tiny, aura_tiny
+from tests.replayed import without_cuda
+from tests.training.lasting import Reads
+
+LIMIT = 2e-5
+GRID = (4, 6)
+
+
+@pytest.fixture(scope="module")
+def tower() -> VisionTower:
+    return aura_tiny.network(aura_tiny.config_json()).visual
+
+
+@pytest.fixture(scope="module")
+def hearing() -> Qwen3Asr:
+    return asr_tiny.network_of(asr_tiny.reference())
+
+
+def patches(groups: int, grid: tuple[int, int] = GRID) -> Tensor:
+    return torch.randn(groups, grid[0] * grid[1], 3 * 2 * 16 * 16)
+
+
+@torch.inference_mode()
+def test_frames_of_any_number_of_groups(tower: VisionTower, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = without_cuda(monkeypatch)
+    ours = TowerGraphs(tower)
+    ours.prepare(GRID)
+    assert len(recorded) == len(GROUPS)
+    given = [patches(groups) for groups in (3, 8, 1, 2, GROUPS[-1] + 3)]
+    found = [ours(some, GRID) for some in given]
+    assert len(recorded) == len(GROUPS)
+    for some, features in zip(given, found, strict=True):  # after the last call: none of them was overwritten
+        assert (features - tower(some, GRID)).abs().max() < LIMIT
+
+
+@torch.inference_mode()
+def test_a_frame_size_gets_graphs_when_it_comes_again(tower: VisionTower, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = without_cuda(monkeypatch)
+    ours = TowerGraphs(tower)
+    for time, captured in ((0, 0), (1, 1), (2, 1)):
+        some = patches(2)
+        assert (ours(some, GRID) - tower(some, GRID)).abs().max() < LIMIT
+        assert len(recorded) == captured, time
+    for width in range(2, 2 * MOST_GRIDS + 8, 2):
+        for _ in range(2):
+            some = patches(1, (2, width))
+            assert (ours(some, (2, width)) - tower(some, (2, width))).abs().max() < LIMIT
+    assert len(recorded) == MOST_GRIDS
+
+
+@torch.inference_mode()
+def test_frames_too_large_for_a_graph(tower: VisionTower, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = without_cuda(monkeypatch)
+    monkeypatch.setattr("aura_omni.stages.encoder_graphs.MOST_PATCHES", 23)
+    ours = TowerGraphs(tower)
+    ours.prepare(GRID)
+    for _ in range(3):
+        ours(patches(1), GRID)
+    assert recorded == []
+
+
+@torch.inference_mode()
+def test_a_graph_keeps_the_tables_that_it_reads(tower: VisionTower, monkeypatch: pytest.MonkeyPatch) -> None:
+    functions: list[Callable[[], Tensor]] = []
+    without_cuda(monkeypatch)
+    replayed = graphs.recorded
+
+    def watched(function: Callable[[], Tensor], pool: object) -> object:
+        functions.append(function)
+        return replayed(function, pool)
+
+    monkeypatch.setattr(graphs, "recorded", watched)
+    ours = TowerGraphs(tower)
+    ours.prepare(GRID)
+    first = Reads.of(functions[-1])
+    for width in range(2, 2 * TABLES_KEPT + 8, 2):
+        tower(patches(1, (2, width)), (2, width))
+    again = Reads.of(functions[-1])
+    assert first.gone == again.gone == ()
+    assert first.places == again.places
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(
+    "frames", [[500], [100], [101, 799, 800], [801], [2_433, 500], [99], [500, 60], [800 * WINDOWS[-1] + 1], [50] * 3]
+)
+def test_sound_of_any_length(hearing: Qwen3Asr, frames: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = without_cuda(monkeypatch)
+    ours = HearingGraphs(hearing)
+    ours.prepare()
+    assert len(recorded) == len(WINDOWS)
+    rounds = [[0.1 * torch.randn(160 * count) for count in order] for order in (frames, frames[::-1])]
+    found = [ours.encode(clips) for clips in rounds]
+    for clips, rows in zip(rounds, found, strict=True):
+        expected = hearing.encode(clips)
+        assert [row.shape for row in rows] == [row.shape for row in expected]
+        for one, other in zip(rows, expected, strict=True):
+            assert (one - other).abs().max() < LIMIT
+
+
+@torch.inference_mode()
+def test_what_fills_a_window_up_is_not_heard(hearing: Qwen3Asr) -> None:
+    encoder = hearing.audio_tower
+    images = torch.randn(2, 8, 128, 100)
+    inside = torch.ones(2, 104, dtype=torch.bool)
+    inside[1, 39:] = False  # three chunks
+    before = encoder.windows(images, inside)
+    images[1, 3:] = torch.randn(5, 128, 100) * 50
+    after = encoder.windows(images, inside)
+    assert torch.equal(before[0], after[0])
+    assert torch.equal(before[1, :39], after[1, :39])
+    assert not torch.equal(before[1, 39:], after[1, 39:])
+
+
+@torch.inference_mode()
+def test_what_graphs_hold_is_counted(tower: VisionTower, hearing: Qwen3Asr, monkeypatch: pytest.MonkeyPatch) -> None:
+    def held(graphed: graphs.Graphed) -> int:
+        captures = graphed._captures.values()
+        return sum(tensor.nbytes for capture in captures for tensor in (*capture.inputs, capture.output))
+
+    without_cuda(monkeypatch)
+    monkeypatch.setattr("aura_omni.stages.encoder_graphs.MOST_PATCHES", 128)
+    seeing = TowerGraphs(tower)
+    for grid in ((4, 4), (2, 8), (8, 2), (2, 4))[:MOST_GRIDS]:
+        seeing.prepare(grid)
+    most = TowerGraphs.bytes(tower.config, torch.float32)
+    assert most / 2 < sum(held(graphed) for graphed in seeing._graphs.values()) < most
+    ours = HearingGraphs(hearing)
+    ours.prepare()
+    assert held(ours._graph) < HearingGraphs.bytes(hearing.audio_tower.config, torch.float32)
