@@ -65,6 +65,7 @@ class Stages:
 
     ar_runners  of the stages that make tokens; Code2Wav is its own runner
     defaults    each stage's sampling as its checkpoint or the stage has it, below the deploy file's
+    ahead       AURA reads while ASR hears; not on a CPU, where one has to wait for the other anyway
     """
 
     asr: AsrStage | None
@@ -72,6 +73,7 @@ class Stages:
     speech: Speech | None
     ar_runners: Mapping[StageName, ArRunner]
     defaults: Mapping[StageName, Sampling]
+    ahead: bool = False
 
     def runners(self) -> dict[str, Runner]:
         """In the order in which the engine steps them."""
@@ -136,6 +138,7 @@ def assemble(config: Config, report: Report = unreported) -> Stages:
             if model is not None
         },
         defaults=defaults,
+        ahead=think is not None and think.device.type == "cuda",
     )
 
 
@@ -162,7 +165,10 @@ def _site(stage: StageConfig) -> _Site:
         return _ar_site(stage, checkpoint, device, dtype, [hearing], hearing.decoder, hearing.config.vocabulary)
     if stage.name == "aura":
         seeing = AuraStage.network_of(checkpoint)
-        return _ar_site(stage, checkpoint, device, dtype, [seeing], seeing.decoder, seeing.config.vocabulary)
+        ahead = stage.max_num_seqs * AuraStage.ahead_bytes(seeing.config, dtype)
+        return _ar_site(
+            stage, checkpoint, device, dtype, [seeing], seeing.decoder, seeing.config.vocabulary, fixed=ahead
+        )
     talker, speaker = TalkerStage.networks_of(checkpoint)
     voices: list[nn.Module] = [talker] if speaker is None else [talker, speaker]
     return _ar_site(stage, checkpoint, device, dtype, voices, talker.decoder, talker.config.codec_vocab)
@@ -176,11 +182,12 @@ def _ar_site(
     networks: list[nn.Module],
     decoder: Decoder,
     vocabulary: int,
+    fixed: int = 0,
 ) -> _Site:
     positions = decoder.config.max_positions
     length = min(stage.max_model_len or positions, positions)
     seats = Seats.bytes(stage.max_num_seqs, hidden=decoder.config.hidden, vocabulary=vocabulary, dtype=dtype)
-    needs = _needs(stage, networks, dtype, kv=decoder.kv_bytes_per_token(dtype), length=length, fixed=seats)
+    needs = _needs(stage, networks, dtype, kv=decoder.kv_bytes_per_token(dtype), length=length, fixed=seats + fixed)
     return _Site(stage, checkpoint, device, dtype, decoder, length, needs)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from aura_omni.flow import Audio, Message, Sampling, StageName, Text, Transcript, TurnRequest, Video
 from aura_omni.stages.asr import AsrPrompt
+from aura_omni.stages.aura_prompt import AuraPrompt
 from aura_omni.stages.voices import Speaking
 
 
@@ -21,11 +22,20 @@ class Listening:
 
 
 @dataclass(frozen=True, slots=True)
+class Draft:
+    """AURA's prompt without anything heard. Its first `known` rows stay as they are whatever that will be."""
+
+    prompt: AuraPrompt
+    known: int
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What `submit` worked out on the caller's thread: all that can be refused has been, all that is slow on the CPU is done.
 
     hearing: for each Audio part of the messages, in order, its parts (long clips are cut; none: no sound in it).
     at_once: parts that may be in ASR at the same time; more would let one Turn fill the server.
+    draft: what AURA may read while ASR hears.
     reference: samples float32 at VOICE_RATE of the voice to clone.
     normalize: what is spoken is a clean form of what is written.
     body: ids of the text to speak where the request brings it; text_tokens: of the request, for such a pipeline.
@@ -35,6 +45,7 @@ class Plan:
     sampling: Mapping[StageName, Sampling]
     hearing: tuple[tuple[Listening, ...], ...]
     at_once: int
+    draft: Draft | None
     speaking: Speaking | None
     reference: np.ndarray | None
     normalize: bool = True

@@ -81,7 +81,7 @@ class ArRunner:
             max_model_len=max_model_len,
             max_waiting=max_waiting,
         )
-        self._steps = self._computed_rows = self._cached_rows = 0
+        self._steps = self._computed_rows = 0
         with self._lane.active():
             self._compute = Steps(
                 model,
@@ -116,7 +116,7 @@ class ArRunner:
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
             computed_rows=self._computed_rows,
-            cached_rows=self._cached_rows,
+            cached_rows=self._scheduler.cached_rows,
             preemptions=self._scheduler.preemptions,
         )
 
@@ -142,8 +142,26 @@ class ArRunner:
         sampling = sequence.sampling
         self.check(sequence.prompt_length, sampling)
         self._scheduler.add(sequence)
-        self._prompt_tokens += sequence.prompt_length
+        if not sequence.open:
+            self._prompt_tokens += sequence.prompt_length
         sequence.seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
+
+    @property
+    def spare(self) -> bool:
+        """Whether an open sequence would get a seat that nobody waits for."""
+        return self._scheduler.spare
+
+    def close(self, sequence: Sequence) -> None:
+        """An open sequence has been given all of its prompt, which begins with what was known of it: it goes on like any other.
+
+        Raises as `check`.
+        """
+        self.check(sequence.prompt_length, sequence.sampling)
+        self._prompt_tokens += sequence.prompt_length
+        self._scheduler.close(sequence)
+        if sequence.seat >= 0:
+            with self._lane.active(), torch.inference_mode():
+                self._seat(sequence)  # what the prompt says counts in its penalties
 
     def abort(self, sequence: Sequence) -> None:
         """End the sequence with reason "cancelled", at any point. Nothing happens if it has ended or was refused by `add`."""
@@ -179,11 +197,6 @@ class ArRunner:
         batch = self._scheduler.schedule()
         if batch is None:
             return False
-        self._cached_rows += sum(
-            sequence.cached
-            for sequence, start in zip(batch.sequences, batch.starts, strict=True)
-            if start == sequence.cached and not sequence.preempted
-        )
         for sequence in list(self._scheduler.seated):
             self._seat(sequence)
         decoding = [index for index in range(len(batch.sequences)) if _decodes(batch, index)]
@@ -323,7 +336,7 @@ class ArRunner:
 def _decodes(batch: Batch, index: int) -> bool:
     """Whether the sequence's part of the batch is one row that yields an id and can be taken from a seat."""
     sequence, start = batch.sequences[index], batch.starts[index]
-    if batch.counts[index] != 1 or start + 1 != sequence.length:
+    if sequence.open or batch.counts[index] != 1 or start + 1 != sequence.length:
         return False
     # A row of a medium may come with adds, for which a seat has no room.
     return sequence.carried or not any(span.start <= start < span.start + span.length for span in sequence.media)

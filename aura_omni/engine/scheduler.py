@@ -7,6 +7,9 @@ who is preempted leaves the seat.
 A step takes the next row of every sequence that is past its prompt, then rows of prompts as far as the budget reaches,
 so a long prompt is computed in parts between the decode rows of others. When pages run out, the sequence of the lowest
 priority and youngest age gives its pages back and waits again; its rows are computed again later.
+
+The known rows of an open sequence, for which nobody waits yet, go into steps without prompts of others, and it gives way to
+all others.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ from collections.abc import Iterable
 from aura_omni.engine.kv_cache import KVCache
 from aura_omni.engine.sequence import Batch, Sequence
 from aura_omni.errors import BadRequest, ConfigError, Overloaded, PromptTooLong
+
+OPEN_ROWS = 1024  # of one step: who comes meanwhile waits for no more than that
 
 
 class Scheduler:
@@ -50,6 +55,8 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.seated: list[Sequence] = []  # who got a seat in the last `schedule`
         self.preemptions = 0
+        self.cached_rows = 0  # of prompts, found instead of computed
+        self._closed: list[Sequence] = []  # since the last `schedule`
         self._free_seats = list(range(max_num_seqs - 1, -1, -1))
         self._next_id = 0
 
@@ -57,6 +64,11 @@ class Scheduler:
     def busy(self) -> bool:
         """Whether someone runs or waits who could be stepped."""
         return any(not sequence.blocked for sequence in (*self.running, *self.waiting))
+
+    @property
+    def spare(self) -> bool:
+        """Whether a seat is free that nobody waits for."""
+        return not self.waiting and len(self.running) < self.max_num_seqs
 
     def add(self, sequence: Sequence) -> None:
         """Let the sequence wait for its first step. Raises PromptTooLong, Overloaded or BadRequest; then nothing changed."""
@@ -71,6 +83,14 @@ class Scheduler:
         sequence.id = self._next_id
         self._next_id += 1
         insort(self.waiting, sequence, key=_rank)
+
+    def close(self, sequence: Sequence) -> None:
+        """All of the prompt of an open sequence is there."""
+        queue = self.running if sequence in self.running else self.waiting
+        queue.remove(sequence)
+        sequence.open = sequence.blocked = False
+        insort(queue, sequence, key=_rank)
+        self._closed.append(sequence)
 
     def check_length(self, prompt: int) -> None:
         """Raises PromptTooLong or BadRequest for a prompt of so many tokens that would not fit an empty server."""
@@ -99,24 +119,28 @@ class Scheduler:
         """The rows of the next step, decode rows first; None when there is nothing to do. `commit` follows it."""
         counts: dict[Sequence, int] = {}
         self.seated = []
+        self._catch_up()
         for sequence in list(self.running):
             # One without pages has just been preempted for the sake of an earlier one.
-            if sequence.blocked:
+            if sequence.blocked or sequence.open:
                 continue
             if sequence.pages and sequence.length - sequence.computed == 1 and self._room(sequence):
                 counts[sequence] = 1
+        decoding = set(counts)
         budget = self.max_num_batched_tokens - len(counts)
         for sequence in self.running:
-            if sequence not in counts and budget and not sequence.blocked:
+            if sequence not in counts and budget and not sequence.blocked and not sequence.open:
                 counts[sequence] = min(budget, sequence.length - sequence.computed)
                 budget -= counts[sequence]
         while budget:
             first = next((sequence for sequence in self.waiting if not sequence.blocked), None)
-            if first is None or not self._seat(first, counts):
+            if first is None or first.open or not self._seat(first, counts):
                 break
             budget = self.max_num_batched_tokens - sum(counts.values())
             counts[first] = min(budget, first.length - first.computed)
             budget -= counts[first]
+        if decoding.issuperset(counts):
+            self._add_open(counts, min(budget, OPEN_ROWS))
         if not counts:
             return None
         return Batch(tuple(counts), tuple(sequence.computed for sequence in counts), tuple(counts.values()))
@@ -128,7 +152,7 @@ class Scheduler:
         first = next((sequence for sequence in self.waiting if not sequence.blocked), None)
         if first is None:
             return False
-        return len(self.running) < self.max_num_seqs or first.priority < self.running[-1].priority
+        return len(self.running) < self.max_num_seqs or _goes_before(first, self.running[-1])
 
     def schedule_ahead(self, sequences: Iterable[Sequence]) -> Batch | None:
         """The rows after those whose step is under way, of those of the sequences for which there is room; None: of nobody."""
@@ -143,6 +167,8 @@ class Scheduler:
             if sequence.pages:
                 sequence.computed = start + count
                 self.cache.commit(sequence, start)
+                if sequence.open and sequence.computed == sequence.length:
+                    sequence.blocked = True
 
     def check_integrity(self) -> None:
         """Raise AssertionError if a sequence or a page is lost, doubled or left over."""
@@ -160,7 +186,9 @@ class Scheduler:
             assert not sequence.pages, f"sequence {sequence.id} waits and holds pages"
             assert not sequence.computed, f"sequence {sequence.id} waits and counts rows as computed"
         for sequence in self.running:
-            assert sequence.computed < sequence.length, f"sequence {sequence.id} has no row left to compute"
+            assert sequence.computed < sequence.length or (sequence.open and sequence.blocked), (
+                f"sequence {sequence.id} has no row left to compute"
+            )
             assert len(sequence.pages) * self.cache.page_size >= sequence.computed, (
                 f"sequence {sequence.id} lacks pages"
             )
@@ -180,11 +208,27 @@ class Scheduler:
         """Admit the sequence; those of strictly lower priority give way, also out of the step being built."""
         while not self._admit(sequence):
             last = self.running[-1] if self.running else None
-            if last is None or last.priority <= sequence.priority:
+            if last is None or not _goes_before(sequence, last):
                 return False
             counts.pop(last, None)
             self._preempt(last)
         return True
+
+    def _add_open(self, counts: dict[Sequence, int], budget: int) -> None:
+        for sequence in [*self.running, *self.waiting]:
+            if sequence.open and not sequence.blocked and budget and (sequence.pages or self._admit(sequence)):
+                counts[sequence] = min(budget, sequence.length - sequence.computed)
+                budget -= counts[sequence]
+
+    def _catch_up(self) -> None:
+        """Pages for the rest of the prompts that were open."""
+        for sequence in self._closed:
+            if sequence.pages:  # else it waits, and is admitted like any other
+                found = self.cache.catch_up(sequence)
+                sequence.cached += found
+                self.cached_rows += found
+                self._room(sequence)
+        self._closed.clear()
 
     def _admit(self, sequence: Sequence) -> bool:
         # A free page for everyone who runs: else the newcomer would be preempted as soon as one of them grows.
@@ -192,6 +236,7 @@ class Scheduler:
             return False
         if not sequence.preempted:
             sequence.cached = sequence.computed
+            self.cached_rows += sequence.cached
         self.waiting.remove(sequence)
         insort(self.running, sequence, key=_rank)
         sequence.seat = self._free_seats.pop()
@@ -201,6 +246,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         self._unseat(sequence)
         self.cache.release(sequence)
+        sequence.blocked |= sequence.open  # computed again when it is needed, and not for nobody
         sequence.preempted += 1
         self.preemptions += 1
         insort(self.waiting, sequence, key=_rank)
@@ -213,5 +259,10 @@ class Scheduler:
             self.seated.remove(sequence)
 
 
-def _rank(sequence: Sequence) -> tuple[int, int]:
-    return sequence.priority, sequence.id
+def _rank(sequence: Sequence) -> tuple[bool, int, int]:
+    return sequence.open, sequence.priority, sequence.id
+
+
+def _goes_before(one: Sequence, other: Sequence) -> bool:
+    """Whatever their age."""
+    return _rank(one)[:2] < _rank(other)[:2]

@@ -48,6 +48,9 @@ class Sequence:
     cacheable: bool = True  # False: rows are not a function of tokens and media (Talker)
     priority: int = 0  # lower goes first
     blocked: bool = False  # set by the stage: its next row is not known yet, so it must not be stepped
+    open: bool = (
+        False  # the end of its prompt is not known: nobody waits for it, and nothing is drawn until `ArRunner.close`
+    )
     carried: bool = False  # its next row is in its seat; the stage takes it back where that row will not do
 
     # Kept by the engine
@@ -99,11 +102,11 @@ class Batch:
         ]
 
     def sampled(self) -> list[int]:
-        """Indices of the sequences whose last known row is in this step, so that it yields a next token."""
+        """Indices of the sequences whose last row is in this step, so that it yields a next token."""
         return [
             index
             for index, (sequence, start, count) in enumerate(zip(self.sequences, self.starts, self.counts, strict=True))
-            if start + count == sequence.length
+            if start + count == sequence.length and not sequence.open
         ]
 
     def part(self, indices: Iterable[int]) -> Batch:
