@@ -1,0 +1,209 @@
+"""AURA reads what precedes the first transcript while ASR hears: sooner, and with the same answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aura_omni.pipeline
+from aura_omni.engine.sequence import Sequence
+from aura_omni.flow import SILENT_TEXT, Audio, Message, Part, Text, Transcript, TurnRequest, Video
+from aura_omni.pipeline import Pipeline
+from aura_omni.stages.aura import AuraStage
+from tests.family import WORDS, Listener, ask, clip, config, recording, running, spoken
+from tests.test_turn_hearing import slices
+
+
+@contextmanager
+def ahead(**stages: Any) -> Iterator[Pipeline]:
+    """As a GPU has it: on a CPU nothing is read ahead."""
+    assemble = aura_omni.pipeline.assemble
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(aura_omni.pipeline, "assemble", lambda *args: replace(assemble(*args), ahead=True))
+        with running(config(**stages)) as pipeline:
+            yield pipeline
+
+
+@pytest.fixture(scope="module")
+def eager() -> Iterator[Pipeline]:
+    with ahead() as pipeline:
+        yield pipeline
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of each prompt that was read ahead, the rows that AURA had read when all was heard."""
+    rows: list[int] = []
+    close = AuraStage.close
+
+    def closed(self: AuraStage, sequence: Sequence, *args: Any) -> None:
+        rows.append(sequence.computed)
+        close(self, sequence, *args)
+
+    monkeypatch.setattr(AuraStage, "close", closed)
+    return rows
+
+
+def still(name: bytes) -> Video:
+    return Video(clip().frames[:1], (0.0,), 2.0, name, still=True)
+
+
+def said(role: Any, *parts: Part | str) -> Message:
+    return Message(role, tuple(Text(part) if isinstance(part, str) else part for part in parts))
+
+
+SOUND = slices(6)
+QUIET = Audio(np.zeros(16_000, np.float32), 16_000, b"quiet")
+TURNS = {
+    "a question": (said("user", recording(), clip(), "What do you see?"),),
+    "text first": (said("user", "Look:", clip(), recording()),),
+    "many clips": (said("user", *SOUND, clip(), still(b"one"), "and this?"),),
+    "history": (
+        said("system", "Answer in one word."),
+        said("user", clip(), "what is it?"),
+        said("assistant", SILENT_TEXT),
+        said("user", still(b"two"), SOUND[0]),
+    ),
+    "spoken history": (
+        said("user", SOUND[0], still(b"one")),
+        said("assistant", "A red circle."),
+        said("user", clip(), SOUND[1]),
+    ),
+    "silence, then speech": (said("user", QUIET, clip()), said("assistant", "Yes."), said("user", clip(), SOUND[2])),
+    "spoken instructions": (said("system", SOUND[3]), said("user", clip(), SOUND[0])),
+}
+READ_AHEAD = TURNS.keys() - {"spoken instructions"}
+
+
+def same(one: Listener, other: Listener) -> None:
+    assert one.end.error is other.end.error is None
+    assert (one.heard, one.text, one.end.reason) == (other.heard, other.text, other.end.reason)
+    assert one.end.usage == other.end.usage
+    np.testing.assert_allclose(one.samples, other.samples, atol=5e-5)
+
+
+def all_twice(pipeline: Pipeline) -> list[Listener]:
+    """Every turn, then all of them again with what is in the prefix cache by then."""
+    requests = [TurnRequest(messages, speak=name == "a question", sampling=WORDS) for name, messages in TURNS.items()]
+    return [ask(pipeline, request) for request in [*requests, *requests]]
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[Listener]:
+    """Without reading ahead."""
+    with running(config()) as pipeline:
+        return all_twice(pipeline)
+
+
+def test_nothing_is_read_ahead_on_a_cpu(pipeline: Pipeline, read: list[int]) -> None:
+    assert not pipeline.parts.ahead
+    ask(pipeline, spoken(speak=False))
+    assert read == []
+
+
+def test_answers_and_usage_are_those_without_reading_ahead(
+    eager: Pipeline, plain: list[Listener], read: list[int]
+) -> None:
+    for one, other in zip(all_twice(eager), plain, strict=True):
+        same(one, other)
+    assert len(read) == 2 * len(READ_AHEAD)
+    assert min(read) > 0
+
+
+@pytest.mark.parametrize("rows", [16, 100])
+def test_it_does_not_matter_how_far_the_reading_came(plain: list[Listener], read: list[int], rows: int) -> None:
+    """In steps of so few rows, against transcripts of one token and of many."""
+    with ahead(aura={"max_num_batched_tokens": rows}) as pipeline:
+        for one, other in zip(all_twice(pipeline), plain, strict=True):
+            assert (one.heard, one.text, one.end.usage) == (other.heard, other.text, other.end.usage)
+        request = spoken(clip(), SOUND[0], speak=False, sampling=WORDS | {"asr": {"max_tokens": 1}})
+        hasty = ask(pipeline, request)
+    with running(config()) as pipeline:
+        assert ask(pipeline, request).text == hasty.text
+    assert read[-1] <= 5 * rows < 320, "the transcript came first"
+
+
+def test_turns_together_that_push_each_other_out_say_the_same(plain: list[Listener]) -> None:
+    names = [name for name in TURNS for _ in range(3)]
+    short = {"max_model_len": 1200, "max_num_seqs": 3, "max_num_batched_tokens": 64}
+    with ahead(aura=short) as pipeline:
+        runner = pipeline.parts.ar_runners["aura"]
+        runner._cache.__init__(80, 16)  # type: ignore[misc]
+        listeners = [Listener() for _ in names]
+        for name, listener in zip(names, listeners, strict=True):
+            pipeline.submit(TurnRequest(TURNS[name], speak=False, sampling=WORDS), listener)
+        for name, listener in zip(names, listeners, strict=True):
+            listener.wait()
+            other = plain[list(TURNS).index(name)]
+            assert (listener.heard, listener.text, listener.end.reason) == (other.heard, other.text, other.end.reason)
+        assert runner.counters.preemptions > 0
+
+
+def test_nothing_heard_ends_in_silence_and_frees_what_was_read(eager: Pipeline, read: list[int]) -> None:
+    nothing = {"asr": {"logit_bias": dict.fromkeys(eager.parts.asr.stop_ids, 100.0)}}  # type: ignore[union-attr]
+    before = eager.parts.ar_runners["aura"].counters.generated_tokens
+    messages = (said("user", clip(), "hello"), said("assistant", "Hello."), said("user", SOUND[0]))
+    turn = ask(eager, TurnRequest(messages, sampling=WORDS | nothing))
+    assert (turn.heard, turn.end.reason, read) == ([""], "silent", [])
+    counters = eager.parts.ar_runners["aura"].counters
+    assert (counters.generated_tokens, counters.pages_used) == (before, 0)
+    assert turn.end.usage.prompt_tokens == turn.end.usage.prompt_audio_tokens
+
+
+@pytest.mark.parametrize("moment", ["at once", "while it is read", "when all is heard"])
+def test_cancelling_leaves_nothing_behind(eager: Pipeline, moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    listener, opened = Listener(), list[Sequence]()
+    sequence = AuraStage.sequence
+
+    def watched(*args: Any, **more: Any) -> Sequence:
+        opened.append(sequence(*args, **more))
+        if moment == "while it is read":
+            turn.cancel()
+        return opened[-1]
+
+    def sink(event: Any) -> None:
+        listener(event)
+        if isinstance(event, Transcript) and moment == "when all is heard":
+            turn.cancel()
+
+    monkeypatch.setattr(AuraStage, "sequence", watched)
+    held = eager.engine.post(lambda: listener._ended.wait(0.05))  # the turn is not begun before `turn` is known
+    turn = eager.submit(TurnRequest(TURNS["spoken history"], sampling={"aura": {"max_tokens": 100}}), sink)
+    if moment == "at once":
+        turn.cancel()
+    held.result()
+    assert listener.wait().end.reason == "cancelled"
+    eager.engine.check_integrity()
+    assert all(runner.counters.pages_used == 0 for runner in eager.parts.ar_runners.values())
+    assert not any(one.state.features for one in opened)
+    assert len(opened) == (moment != "at once")
+
+
+def test_a_listener_that_fails_at_the_transcript_starts_no_answer(eager: Pipeline) -> None:
+    listener = Listener()
+
+    def sink(event: Any) -> None:
+        listener(event)
+        if isinstance(event, Transcript):
+            raise RuntimeError("gone")
+
+    before = eager.parts.ar_runners["aura"].counters.generated_tokens
+    eager.submit(spoken(), sink)
+    assert listener.wait().end.reason == "cancelled"
+    eager.engine.check_integrity()
+    assert eager.parts.ar_runners["aura"].counters.generated_tokens == before
+
+
+def test_nobody_is_kept_out_by_what_is_read_ahead(read: list[int]) -> None:
+    with ahead(aura={"max_num_seqs": 1}) as pipeline:
+        listeners = [Listener() for _ in range(12)]
+        for listener in listeners:
+            pipeline.submit(spoken(speak=False), listener)
+        assert {listener.wait().end.error for listener in listeners} == {None}
+        assert len({listener.text for listener in listeners}) == 1
+    assert 0 < len(read) < 12
