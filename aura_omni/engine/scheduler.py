@@ -168,7 +168,7 @@ class Scheduler:
                 sequence.computed = start + count
                 self.cache.commit(sequence, start)
                 if sequence.open and sequence.computed == sequence.length:
-                    sequence.blocked = True
+                    sequence.blocked = True  # until `close`
 
     def check_integrity(self) -> None:
         """Raise AssertionError if a sequence or a page is lost, doubled or left over."""
