@@ -15,7 +15,7 @@ import aura_omni.assembly
 import aura_omni.pipeline
 from aura_omni.assembly import PAGE_SIZE
 from aura_omni.engine.sequence import Sequence
-from aura_omni.flow import SILENT_TEXT, Audio, Message, Part, Text, Transcript, TurnRequest, Video
+from aura_omni.flow import SILENT_TEXT, Audio, Message, Part, Text, TextDelta, Transcript, TurnRequest, Video
 from aura_omni.pipeline import Pipeline
 from aura_omni.stages.aura import AuraStage
 from tests.family import WORDS, Listener, ask, clip, config, recording, running, spoken
@@ -121,6 +121,7 @@ def test_answers_and_usage_are_those_without_reading_ahead(
         same(one, other)
     assert len(read) == 2 * len(READ_AHEAD)
     assert min(read) > 0
+    assert read[list(TURNS).index("silence, then speech")] > 2 * 320, "a clip without sound holds nothing up"
 
 
 def test_a_transcript_that_comes_before_all_is_read_changes_nothing(pipeline: Pipeline, read: list[int]) -> None:
@@ -201,19 +202,35 @@ def test_cancelling_leaves_nothing_behind(eager: Pipeline, moment: str, monkeypa
     assert len(opened) == (moment != "at once")
 
 
-def test_a_listener_that_fails_at_the_transcript_starts_no_answer(eager: Pipeline) -> None:
-    listener = Listener()
+@pytest.mark.parametrize("name", ["pipeline", "eager"])
+def test_a_listener_that_fails_at_the_transcript_starts_no_answer(name: str, request: pytest.FixtureRequest) -> None:
+    served, listener = request.getfixturevalue(name), Listener()
 
     def sink(event: Any) -> None:
         listener(event)
         if isinstance(event, Transcript):
             raise RuntimeError("gone")
 
-    before = eager.parts.ar_runners["aura"].counters.generated_tokens
-    eager.submit(spoken(), sink)
+    before = served.parts.ar_runners["aura"].counters.prompt_tokens
+    served.submit(spoken(), sink)
     assert listener.wait().end.reason == "cancelled"
-    eager.engine.check_integrity()
-    assert eager.parts.ar_runners["aura"].counters.generated_tokens == before
+    served.engine.check_integrity()
+    assert served.parts.ar_runners["aura"].counters.prompt_tokens == before
+
+
+def test_nothing_is_read_ahead_while_all_seats_are_taken(read: list[int]) -> None:
+    with ahead(aura={"max_num_seqs": 1}) as pipeline:
+        long, late = Listener(), Listener()
+
+        def sink(event: Any) -> None:
+            if isinstance(event, TextDelta) and not long.text:
+                pipeline.submit(spoken(clip(), recording(), speak=False, sampling=WORDS), late)
+            long(event)
+
+        answer = {"aura": {"max_tokens": 200, "min_tokens": 200}}
+        pipeline.submit(spoken(Text("What is red?"), speak=False, sampling=answer), sink)
+        assert long.wait().end.error is late.wait().end.error is None
+        assert read == []
 
 
 def test_nobody_is_kept_out_by_what_is_read_ahead(read: list[int]) -> None:

@@ -170,15 +170,19 @@ def test_a_step_has_a_bounded_number_of_rows_that_nobody_waits_for() -> None:
     runner.abort(ahead.sequence)
 
 
-def test_an_open_sequence_gives_its_seat_and_its_pages_to_who_is_waited_for() -> None:
-    runner = make_runner(TinyStage(), max_num_seqs=1, pages=8)
+@pytest.mark.parametrize("rows", [8, 64])
+def test_an_open_sequence_gives_its_seat_and_its_pages_to_who_is_waited_for(rows: int) -> None:
+    runner = make_runner(TinyStage(), max_num_seqs=1, pages=8, max_num_batched_tokens=rows)
     ahead, urgent = Request(prompt(21)), Request(prompt(20, seed=1))
     want, whole = calm(Request(prompt(21))), opened(ahead, 18)
     assert runner.spare
     runner.add(ahead.sequence)
-    settle(runner)
+    runner.step()
+    assert ahead.sequence.computed == min(rows, 18)
     assert not runner.spare
-    run_beside(runner, urgent)
+    runner.add(urgent.sequence)
+    settle(runner)
+    assert urgent.ends
     assert ahead.sequence.preempted == 1
     assert not ahead.sequence.computed, "it was computed again for nobody"
     assert not runner.spare, "somebody waits"
@@ -186,12 +190,6 @@ def test_an_open_sequence_gives_its_seat_and_its_pages_to_who_is_waited_for() ->
     settle(runner)
     assert ahead.heard == want
     assert runner.counters.pages_used == 0
-
-
-def run_beside(runner: ArRunner, request: Request) -> None:
-    runner.add(request.sequence)
-    settle(runner)
-    assert request.ends
 
 
 @pytest.mark.parametrize("seed", range(12))
