@@ -14,7 +14,9 @@ import pytest
 import aura_omni.assembly
 import aura_omni.pipeline
 from aura_omni.assembly import PAGE_SIZE
-from aura_omni.engine.sequence import Sequence
+from aura_omni.engine.sequence import Batch, Sequence
+from aura_omni.engine.stage_model import Rows
+from aura_omni.errors import EngineError
 from aura_omni.flow import SILENT_TEXT, Audio, Message, Part, Text, TextDelta, Transcript, TurnRequest, Video
 from aura_omni.pipeline import Pipeline
 from aura_omni.stages.aura import AuraStage
@@ -124,6 +126,26 @@ def test_answers_and_usage_are_those_without_reading_ahead(
     assert read[list(TURNS).index("silence, then speech")] > 2 * 320, "a clip without sound holds nothing up"
 
 
+def test_turns_at_once_say_what_each_says_alone_with_the_same_seed(pipeline: Pipeline, read: list[int]) -> None:
+    requests = [
+        TurnRequest(messages, speak=False, sampling={"aura": {"max_tokens": 12, "temperature": 1.0, "seed": seed}})
+        for seed, messages in enumerate(TURNS.values())
+    ]
+    alone = [ask(pipeline, request) for request in requests]
+    with ahead(aura={"max_num_seqs": len(TURNS)}) as eager:
+        together, there = [Listener() for _ in requests], threading.Event()
+        held = eager.engine.post(lambda: there.wait(60))
+        for request, listener in zip(requests, together, strict=True):
+            eager.submit(request, listener)
+        there.set()
+        assert held.result()
+        for listener in together:
+            listener.wait()
+    assert [(one.heard, one.text) for one in together] == [(one.heard, one.text) for one in alone]
+    assert len(read) == len(READ_AHEAD), "not all were read ahead though there was a seat for each"
+    assert min(read) > 0
+
+
 def test_a_transcript_that_comes_before_all_is_read_changes_nothing(pipeline: Pipeline, read: list[int]) -> None:
     def hasty(tokens: int) -> TurnRequest:
         return spoken(still(bytes([tokens])), SOUND[0], speak=False, sampling=WORDS | {"asr": {"max_tokens": tokens}})
@@ -171,6 +193,45 @@ def test_nothing_heard_ends_in_silence_and_frees_what_was_read(eager: Pipeline, 
     counters = eager.parts.ar_runners["aura"].counters
     assert (counters.generated_tokens, counters.pages_used) == (before, 0)
     assert turn.end.usage.prompt_tokens == turn.end.usage.prompt_audio_tokens
+
+
+def test_an_answer_of_silence_frees_what_was_read(eager: Pipeline, read: list[int]) -> None:
+    aura = eager.parts.aura
+    assert aura is not None
+    assert aura.controls.silent is not None
+    chosen = {"aura": {"logit_bias": {aura.controls.silent: 100.0}}}
+    turn = ask(eager, TurnRequest(TURNS["spoken history"], sampling=chosen))
+    assert (turn.text, turn.end.reason, len(turn.samples)) == ("", "silent", 0)
+    assert read[0] > 0
+    eager.engine.check_integrity()
+    assert all(runner.counters.pages_used == 0 for runner in eager.parts.ar_runners.values())
+
+
+def test_a_failure_of_asr_frees_what_is_read(eager: Pipeline, read: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    asr, aura = eager.parts.asr, eager.parts.ar_runners["aura"]
+    assert asr is not None
+    opened, rows = list[Sequence](), asr.rows
+
+    def broken(batch: Batch) -> Rows:
+        if not opened or not opened[0].computed:  # not before AURA has read something
+            return rows(batch)
+        raise RuntimeError("the ear is broken")
+
+    def watched(sequence: Sequence) -> None:
+        opened.append(sequence)
+        type(aura).add(aura, sequence)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(asr, "rows", broken)
+        # The second clip is taken up when the first has been heard.
+        patch.setattr(aura, "add", watched)
+        turn = ask(eager, TurnRequest((said("user", clip(), *SOUND),), sampling=WORDS))
+    assert isinstance(turn.end.error, EngineError)
+    assert (turn.end.reason, read, len(opened)) == ("error", [], 1)
+    assert opened[0].finished == "cancelled"
+    assert not opened[0].state.features
+    eager.engine.check_integrity()
+    assert aura.counters.pages_used == 0
 
 
 @pytest.mark.parametrize("moment", ["at once", "while it is read", "when all is heard"])

@@ -68,7 +68,7 @@ class Scheduler:
     @property
     def spare(self) -> bool:
         """Whether a seat is free that nobody waits for."""
-        return not self.waiting and len(self.running) < self.max_num_seqs
+        return len(self.running) + len(self.waiting) < self.max_num_seqs
 
     def add(self, sequence: Sequence) -> None:
         """Let the sequence wait for its first step. Raises PromptTooLong, Overloaded or BadRequest; then nothing changed."""
