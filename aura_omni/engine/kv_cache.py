@@ -80,8 +80,8 @@ class KVCache:
         return True
 
     def catch_up(self, sequence: Sequence) -> int:
-        """The prompt of an admitted sequence has grown: take over what is cached of it beyond `computed`, which becomes as many
-        rows more as are returned."""
+        """Take over what is cached by now of an admitted sequence beyond `computed`, which becomes as many rows more as are
+        returned: its prompt has grown, or others have read the same."""
         hits = self._find(sequence)
         found = len(hits) * self.page_size - sequence.computed
         if found <= 0:

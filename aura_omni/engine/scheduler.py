@@ -5,8 +5,10 @@ Plain Python: knows tokens, pages and limits. Does not know tensors, text or HTT
 Sequences wait, are admitted when there is a seat and there are pages for all their tokens, and run until they are removed;
 who is preempted leaves the seat.
 A step takes the next row of every sequence that is past its prompt, then rows of prompts as far as the budget reaches,
-so a long prompt is computed in parts between the decode rows of others. When pages run out, the sequence of the lowest
-priority and youngest age gives its pages back and waits again; its rows are computed again later.
+so a long prompt is computed in parts between the decode rows of others. Prompts are read in the order in which they came, but
+a quarter of the step is for those that it reads to their ends, so a question does not wait for the video of somebody else.
+When pages run out, the sequence of the lowest priority and youngest age gives its pages back and waits again; its rows are
+computed again later.
 
 The known rows of an open sequence, for which nobody waits yet, go into steps without prompts of others, and it gives way to
 all others.
@@ -21,7 +23,7 @@ from aura_omni.engine.kv_cache import KVCache
 from aura_omni.engine.sequence import Batch, Sequence
 from aura_omni.errors import BadRequest, ConfigError, Overloaded, PromptTooLong
 
-OPEN_ROWS = 1024  # of one step: who comes meanwhile waits for no more than that
+SHARED_ROWS = 1024  # of prompts in one step that others wait for, or may come to wait for
 
 
 class Scheduler:
@@ -115,32 +117,32 @@ class Scheduler:
         else:
             self.waiting.remove(sequence)
 
-    def schedule(self) -> Batch | None:
-        """The rows of the next step, decode rows first; None when there is nothing to do. `commit` follows it."""
+    def schedule(self, *, prompt_rows: int | None = None) -> Batch | None:
+        """The rows of the next step, decode rows first; None when there is nothing to do. `commit` follows it.
+
+        prompt_rows: at most so many rows of prompts.
+        """
         counts: dict[Sequence, int] = {}
         self.seated = []
-        self._catch_up()
+        self._take_over_closed()
         for sequence in list(self.running):
             # One without pages has just been preempted for the sake of an earlier one.
             if sequence.blocked or sequence.open:
                 continue
             if sequence.pages and sequence.length - sequence.computed == 1 and self._room(sequence):
                 counts[sequence] = 1
-        decoding = set(counts)
-        budget = self.max_num_batched_tokens - len(counts)
-        for sequence in self.running:
-            if sequence not in counts and budget and not sequence.blocked and not sequence.open:
-                counts[sequence] = min(budget, sequence.length - sequence.computed)
-                budget -= counts[sequence]
-        while budget:
-            first = next((sequence for sequence in self.waiting if not sequence.blocked), None)
-            if first is None or first.open or not self._seat(first, counts):
+        while first := next((one for one in self.waiting if not one.blocked and not one.open), None):
+            if not self._seat(first, counts):
                 break
-            budget = self.max_num_batched_tokens - sum(counts.values())
-            counts[first] = min(budget, first.length - first.computed)
-            budget -= counts[first]
-        if decoding.issuperset(counts):
-            self._add_open(counts, min(budget, OPEN_ROWS))
+        decoding = len(counts)
+        budget = min(
+            self.max_num_batched_tokens - decoding,
+            SHARED_ROWS if decoding else self.max_num_batched_tokens,
+            self.max_num_batched_tokens if prompt_rows is None else prompt_rows,
+        )
+        self._add_prompts(counts, budget)
+        if len(counts) == decoding:
+            self._add_open(counts, min(budget, SHARED_ROWS))
         if not counts:
             return None
         return Batch(tuple(counts), tuple(sequence.computed for sequence in counts), tuple(counts.values()))
@@ -214,21 +216,42 @@ class Scheduler:
             self._preempt(last)
         return True
 
+    def _add_prompts(self, counts: dict[Sequence, int], budget: int) -> None:
+        prompts = [one for one in self.running if one not in counts and not one.blocked and not one.open]
+        for sequence in prompts:
+            untouched = sequence.computed == sequence.cached and not sequence.preempted
+            if untouched and sequence not in self.seated:
+                self._take_over(sequence)  # others may have read what it begins with since it was admitted
+        short = budget // 4
+        for sequence in prompts:
+            rows = sequence.length - sequence.computed
+            if rows <= short:
+                counts[sequence] = rows
+                short -= rows
+                budget -= rows
+        for sequence in prompts:
+            if budget and sequence not in counts:
+                counts[sequence] = min(budget, sequence.length - sequence.computed)
+                budget -= counts[sequence]
+
     def _add_open(self, counts: dict[Sequence, int], budget: int) -> None:
         for sequence in [*self.running, *self.waiting]:
             if sequence.open and not sequence.blocked and budget and (sequence.pages or self._admit(sequence)):
                 counts[sequence] = min(budget, sequence.length - sequence.computed)
                 budget -= counts[sequence]
 
-    def _catch_up(self) -> None:
+    def _take_over_closed(self) -> None:
         """Pages for the rest of the prompts that were open."""
         for sequence in self._closed:
             if sequence.pages:  # else it waits, and is admitted like any other
-                found = self.cache.catch_up(sequence)
-                sequence.cached += found
-                self.cached_rows += found
+                self._take_over(sequence)
                 self._room(sequence)
         self._closed.clear()
+
+    def _take_over(self, sequence: Sequence) -> None:
+        found = self.cache.catch_up(sequence)
+        sequence.cached += found
+        self.cached_rows += found
 
     def _admit(self, sequence: Sequence) -> bool:
         # A free page for everyone who runs: else the newcomer would be preempted as soon as one of them grows.

@@ -48,9 +48,7 @@ class Sequence:
     cacheable: bool = True  # False: rows are not a function of tokens and media (Talker)
     priority: int = 0  # lower goes first
     blocked: bool = False  # set by the stage: its next row is not known yet, so it must not be stepped
-    open: bool = (
-        False  # the end of its prompt is not known, so nobody waits for it and it draws nothing: `ArRunner.close`
-    )
+    open: bool = False  # the end of its prompt is not known: nobody waits for it, it draws nothing (`ArRunner.close`)
     carried: bool = False  # its next row is in its seat; the stage takes it back where that row will not do
 
     # Kept by the engine
@@ -58,9 +56,7 @@ class Sequence:
     seed: int = 0
     prompt_length: int = field(init=False)
     computed: int = 0  # rows whose keys and values are in pages
-    cached: int = (
-        0  # rows of the prompt found in the prefix cache when it was first admitted, and when it was no longer open
-    )
+    cached: int = 0  # rows of the prompt that were found in the prefix cache and not computed
     preempted: int = 0  # how often its pages were taken away and its rows had to be computed again
     seat: int = -1  # while it runs
     pages: list[int] = field(default_factory=list)
