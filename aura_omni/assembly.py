@@ -128,15 +128,19 @@ def assemble(config: Config, report: Report = unreported) -> Stages:
     if speak is not None and codec is not None:
         defaults["talker"] = speak.sampling
         speech = _speech(config, speak, codec)
+    runners: dict[StageName, ArRunner] = {}
+    heard: list[Runner] = [] if speech is None else [speech.vocoder]
+    for name in URGENCY:
+        if model := models.get(name):
+            usual = _usual(sites[name], defaults[name], speech)
+            runners[name] = _runner(model, sites[name], pages[name], usual, before=[] if name in URGENT else heard)
+            if name in URGENT:
+                heard.append(runners[name])
     return Stages(
         asr=hear,
         aura=think,
         speech=speech,
-        ar_runners={
-            name: _runner(model, sites[name], pages[name], _usual(sites[name], defaults[name], speech))
-            for name, model in models.items()
-            if model is not None
-        },
+        ar_runners={name: runners[name] for name in models if name in runners},
         defaults=defaults,
         ahead=think is not None and think.device.type == "cuda",
     )
@@ -268,7 +272,9 @@ def _usual(site: _Site, default: Sampling, speech: Speech | None) -> tuple[Sampl
     return TalkerStage.bounded(sampling), speech.predictor
 
 
-def _runner(model: StageModel, site: _Site, pages: int, usual: tuple[Sampling, Sampling]) -> ArRunner:
+def _runner(
+    model: StageModel, site: _Site, pages: int, usual: tuple[Sampling, Sampling], *, before: list[Runner]
+) -> ArRunner:
     stage = site.config
     return ArRunner(
         model,
@@ -282,6 +288,7 @@ def _runner(model: StageModel, site: _Site, pages: int, usual: tuple[Sampling, S
         graphs=_graphs(site.device, stage),
         usual=usual,
         lane=Lane(site.device, urgent=stage.name in URGENT),
+        before=before if site.device.type == "cpu" else (),  # on a GPU their lanes go first
     )
 
 

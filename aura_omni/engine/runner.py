@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import deque
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import torch
@@ -26,12 +27,16 @@ from aura_omni.engine.kv_cache import KVCache
 from aura_omni.engine.lane import Arrival, Lane
 from aura_omni.engine.scheduler import Scheduler
 from aura_omni.engine.sequence import Batch, FinishReason, Sequence
-from aura_omni.engine.stage_model import StageModel
+from aura_omni.engine.stage_model import Runner, StageModel
 from aura_omni.engine.steps import NO_ID, Steps
 from aura_omni.errors import AuraError, BadRequest, EngineError
 from aura_omni.flow import Sampling
 
 logger = logging.getLogger(__name__)
+
+# Rows of prompts in a step that others wait for: some 30 ms, while a frame of speech is heard for 80. A GPU reads as many of an 8B
+# model, a core of a CPU as many of a small one.
+SHARED_ROWS = {"cuda": 1024, "cpu": 128}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +69,16 @@ class ArRunner:
         graphs: bool = False,
         usual: tuple[Sampling, Sampling] = (Sampling(), Sampling(temperature=0.0)),
         lane: Lane | None = None,
+        before: Seq[Runner] = (),
     ) -> None:
         """pages of page_size rows are taken on the model's device at once; the limits are `Scheduler`'s.
 
         graphs: steps of decoding and short prefills are CUDA graphs; without, they run as they are written. Those that the
         usual sampling needs, a sequence's own and its inner one, are captured here, others when they are first needed.
         lane: where steps are computed; None: a new one.
+        before: more urgent runners, which wait for a step of this one; while one of them has work, steps are short.
         """
-        self._model, self._lane = model, lane or Lane(model.device)
+        self._model, self._lane, self._before = model, lane or Lane(model.device), tuple(before)
         self._flights: deque[_Flight] = deque()  # in the order of their launch
         self._cache = KVCache(pages, page_size, prefix_caching=prefix_caching)
         self._scheduler = Scheduler(
@@ -80,6 +87,7 @@ class ArRunner:
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=max_model_len,
             max_waiting=max_waiting,
+            shared_rows=SHARED_ROWS[model.device.type],
         )
         self._steps = self._computed_rows = 0
         with self._lane.active():
@@ -194,7 +202,7 @@ class ArRunner:
 
     def _launch(self) -> bool:
         """Start the next step. Changes nothing that the host knows of its sequences: that follows when it has arrived."""
-        batch = self._scheduler.schedule()
+        batch = self._scheduler.schedule(shared=any(runner.busy for runner in self._before))
         if batch is None:
             return False
         for sequence in list(self._scheduler.seated):

@@ -23,8 +23,6 @@ from aura_omni.engine.kv_cache import KVCache
 from aura_omni.engine.sequence import Batch, Sequence
 from aura_omni.errors import BadRequest, ConfigError, Overloaded, PromptTooLong
 
-SHARED_ROWS = 1024  # of prompts in one step that others wait for, or may come to wait for
-
 
 class Scheduler:
     def __init__(
@@ -35,9 +33,11 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_model_len: int,
         max_waiting: int,
+        shared_rows: int,
     ) -> None:
         """max_num_seqs: sequences that hold pages at once; max_num_batched_tokens: rows of one step; max_model_len: tokens
-        of a sequence, prompt and answer; max_waiting: sequences beyond max_num_seqs before new ones are refused."""
+        of a sequence, prompt and answer; max_waiting: sequences beyond max_num_seqs before new ones are refused;
+        shared_rows: of prompts, in a step that others wait for or may come to wait for."""
         if max_num_seqs < 1 or max_model_len < 2 or max_waiting < 0:
             raise ConfigError(
                 f"max_num_seqs {max_num_seqs}, max_model_len {max_model_len}, max_waiting {max_waiting}: "
@@ -50,7 +50,7 @@ class Scheduler:
             )
         self.cache = cache
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
-        self.max_model_len, self.max_waiting = max_model_len, max_waiting
+        self.max_model_len, self.max_waiting, self.shared_rows = max_model_len, max_waiting, shared_rows
         # The last token of a sequence needs no row of its own.
         self.max_length = min(max_model_len, cache.pages * cache.page_size + 1)
         self.waiting: list[Sequence] = []  # both lists are kept in order of rank: who goes first
@@ -117,10 +117,10 @@ class Scheduler:
         else:
             self.waiting.remove(sequence)
 
-    def schedule(self, *, prompt_rows: int | None = None) -> Batch | None:
+    def schedule(self, *, shared: bool = False) -> Batch | None:
         """The rows of the next step, decode rows first; None when there is nothing to do. `commit` follows it.
 
-        prompt_rows: at most so many rows of prompts.
+        shared: somebody else waits for its end, too.
         """
         counts: dict[Sequence, int] = {}
         self.seated = []
@@ -135,14 +135,12 @@ class Scheduler:
             if not self._seat(first, counts):
                 break
         decoding = len(counts)
-        budget = min(
-            self.max_num_batched_tokens - decoding,
-            SHARED_ROWS if decoding else self.max_num_batched_tokens,
-            self.max_num_batched_tokens if prompt_rows is None else prompt_rows,
-        )
+        budget = self.max_num_batched_tokens - decoding
+        if decoding or shared:
+            budget = min(budget, self.shared_rows)
         self._add_prompts(counts, budget)
         if len(counts) == decoding:
-            self._add_open(counts, min(budget, SHARED_ROWS))
+            self._add_open(counts, min(budget, self.shared_rows))
         if not counts:
             return None
         return Batch(tuple(counts), tuple(sequence.computed for sequence in counts), tuple(counts.values()))

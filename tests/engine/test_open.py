@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 from tiny_stage import GREEDY, Request, TinyStage, make_runner, prompt, run
 
-from aura_omni.engine.runner import ArRunner
-from aura_omni.engine.scheduler import SHARED_ROWS
+from aura_omni.engine.runner import SHARED_ROWS, ArRunner
 from aura_omni.engine.sequence import MediaSpan, Sequence
 from aura_omni.flow import Sampling
 from tests.slow_lane import SlowLane
@@ -161,11 +160,11 @@ def test_a_prompt_that_somebody_waits_for_goes_first_and_alone() -> None:
 
 def test_a_step_has_a_bounded_number_of_rows_that_nobody_waits_for() -> None:
     runner = make_runner(TinyStage(), max_num_batched_tokens=4000, max_model_len=4000, page_size=16, pages=250)
-    ahead = Request(prompt(SHARED_ROWS + 50))
-    opened(ahead, SHARED_ROWS + 40)
+    ahead = Request(prompt(SHARED_ROWS["cpu"] + 50))
+    opened(ahead, SHARED_ROWS["cpu"] + 40)
     runner.add(ahead.sequence)
     runner.step()
-    assert ahead.sequence.computed == SHARED_ROWS
+    assert ahead.sequence.computed == SHARED_ROWS["cpu"]
     settle(runner)
     runner.abort(ahead.sequence)
 
