@@ -34,7 +34,7 @@ from aura_omni.flow import Sampling
 
 logger = logging.getLogger(__name__)
 
-# Rows of prompts in a step that others wait for: some 30 ms, while a frame of speech is heard for 80. A GPU reads as many of an 8B
+# Rows of prompts in a step that others wait for: some 30 to 50 ms, while a frame of speech is heard for 80. A GPU reads as many of an 8B
 # model, a core of a CPU as many of a small one.
 SHARED_ROWS = {"cuda": 1024, "cpu": 128}
 
