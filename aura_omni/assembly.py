@@ -68,6 +68,7 @@ class Stages:
 
     ar_runners  of the stages that make tokens; Code2Wav is its own runner
     defaults    each stage's sampling as its checkpoint or the stage has it, below the deploy file's
+    ahead       AURA reads while ASR hears; not on a CPU, where one has to wait for the other anyway
     """
 
     asr: AsrStage | None
@@ -75,6 +76,7 @@ class Stages:
     speech: Speech | None
     ar_runners: Mapping[StageName, ArRunner]
     defaults: Mapping[StageName, Sampling]
+    ahead: bool = False
 
     def runners(self) -> dict[str, Runner]:
         """In the order in which the engine steps them."""
@@ -131,16 +133,21 @@ def assemble(config: Config, report: Report = unreported) -> Stages:
     if speak is not None and codec is not None:
         defaults["talker"] = speak.sampling
         speech = _speech(config, speak, codec)
+    runners: dict[StageName, ArRunner] = {}
+    heard: list[Runner] = [] if speech is None else [speech.vocoder]
+    for name in URGENCY:
+        if model := models.get(name):
+            usual = _usual(sites[name], defaults[name], speech)
+            runners[name] = _runner(model, sites[name], pages[name], usual, before=[] if name in URGENT else heard)
+            if name in URGENT:
+                heard.append(runners[name])
     return Stages(
         asr=hear,
         aura=think,
         speech=speech,
-        ar_runners={
-            name: _runner(model, sites[name], pages[name], _usual(sites[name], defaults[name], speech))
-            for name, model in models.items()
-            if model is not None
-        },
+        ar_runners={name: runners[name] for name in models if name in runners},
         defaults=defaults,
+        ahead=think is not None and think.device.type == "cuda",
     )
 
 
@@ -180,6 +187,7 @@ def _site(stage: StageConfig) -> _Site:
         return _ar_site(
             stage, checkpoint, device, dtype, [seeing], seeing.decoder, seeing.config.vocabulary,
             encoder=TowerGraphs.bytes(seeing.config.vision, dtype), adds=len(seeing.config.vision.deepstack_layers),
+            more=stage.max_num_seqs * AuraStage.ahead_bytes(seeing.config, dtype),
         )  # fmt: skip
     talker, speaker = TalkerStage.networks_of(checkpoint)
     voices: list[nn.Module] = [talker] if speaker is None else [talker, speaker]
@@ -197,11 +205,12 @@ def _ar_site(
     *,
     encoder: int = 0,
     adds: int = 0,
+    more: int = 0,
 ) -> _Site:
-    """encoder: bytes that graphs of the stage's encoder hold on to; adds: as `StageModel` has them."""
+    """encoder: bytes that graphs of the stage's encoder hold on to; adds: as `StageModel` has them; more: other bytes it always holds."""
     positions = decoder.config.max_positions
     length = min(stage.max_model_len or positions, positions)
-    fixed = Seats.bytes(stage.max_num_seqs, hidden=decoder.config.hidden, vocabulary=vocabulary, dtype=dtype)
+    fixed = more + Seats.bytes(stage.max_num_seqs, hidden=decoder.config.hidden, vocabulary=vocabulary, dtype=dtype)
     if _graphs(device, stage):
         fixed += encoder + graph_bytes(decoder.config.hidden, adds, dtype)
     needs = _needs(stage, networks, dtype, kv=decoder.kv_bytes_per_token(dtype), length=length, fixed=fixed)
@@ -285,7 +294,9 @@ def _usual(site: _Site, default: Sampling, speech: Speech | None) -> tuple[Sampl
     return TalkerStage.bounded(sampling), speech.predictor
 
 
-def _runner(model: StageModel, site: _Site, pages: int, usual: tuple[Sampling, Sampling]) -> ArRunner:
+def _runner(
+    model: StageModel, site: _Site, pages: int, usual: tuple[Sampling, Sampling], *, before: list[Runner]
+) -> ArRunner:
     stage = site.config
     with _timed(f"{stage.name}: pages and graphs made"):
         return ArRunner(
@@ -300,6 +311,7 @@ def _runner(model: StageModel, site: _Site, pages: int, usual: tuple[Sampling, S
             graphs=_graphs(site.device, stage),
             usual=usual,
             lane=Lane(site.device, urgent=stage.name in URGENT),
+            before=before if site.device.type == "cpu" else (),  # on a GPU their lanes go first
         )
 
 

@@ -16,7 +16,7 @@ from dataclasses import fields, replace
 from typing import Any, get_args
 
 from aura_omni.asking import Asking
-from aura_omni.assembly import Stages, assemble
+from aura_omni.assembly import PAGE_SIZE, Stages, assemble
 from aura_omni.config import Config, Options, load_here
 from aura_omni.counters import Counters
 from aura_omni.engine.engine import Engine
@@ -40,7 +40,8 @@ from aura_omni.flow import (
 )
 from aura_omni.media.audio import resample
 from aura_omni.media.level import may_be_speech
-from aura_omni.plan import Listening, Plan, text_of, with_transcripts
+from aura_omni.plan import Draft, Listening, Plan, text_of, with_transcripts
+from aura_omni.stages.aura_prompt import AuraPrompt
 from aura_omni.stages.silent import speakable
 from aura_omni.stages.talker import TalkerStage
 from aura_omni.stages.talker_prompt import LEAST_PREFILL
@@ -194,12 +195,14 @@ class _Planner:
         if speaking is not None and speaking.clone is not None:
             assert request.voice.ref_audio is not None  # Voices.resolve has checked it
             reference = resample(request.voice.ref_audio.samples, request.voice.ref_audio.rate, VOICE_RATE)
+        hearing = self._hearing(request, sampling)
         return Plan(
             request=request,
             sampling=sampling,
-            hearing=self._hearing(request, sampling),
+            hearing=hearing,
             at_once=self.config.stage("asr").max_num_seqs if self.parts.asr is not None else 0,
             unheard=unheard,
+            draft=None if unheard is None else self._draft(request, hearing, unheard),
             speaking=speaking,
             reference=reference,
             normalize=self._normalizes(request),
@@ -277,6 +280,18 @@ class _Planner:
             else ()
             for clip in clips
         )
+
+    def _draft(
+        self, request: TurnRequest, hearing: tuple[tuple[Listening, ...], ...], prompt: AuraPrompt
+    ) -> Draft | None:
+        """Worth it where stages compute side by side and what precedes the first transcript fills a page."""
+        if not self.parts.ahead:
+            return None
+        clips = iter(hearing)
+        for message, known in zip(request.messages, prompt.before_text, strict=True):
+            if any(next(clips) for part in message.parts if isinstance(part, Audio)):
+                return Draft(prompt, known) if known >= PAGE_SIZE else None
+        return None
 
     def _speaking(self, request: TurnRequest) -> Speaking | None:
         if not request.speak or self.parts.speech is None:

@@ -22,12 +22,21 @@ class Listening:
 
 
 @dataclass(frozen=True, slots=True)
+class Draft:
+    """AURA's prompt without anything heard. Its first `known` rows stay as they are whatever that will be."""
+
+    prompt: AuraPrompt
+    known: int
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What `submit` worked out on the caller's thread: all that can be refused has been, all that is slow on the CPU is done.
 
     hearing: for each Audio part of the messages, in order, its parts (long clips are cut; none: no sound in it).
     at_once: parts that may be in ASR at the same time; more would let one Turn fill the server.
     unheard: AURA's prompt if nothing is heard in any clip, or there is none.
+    draft: what AURA may read while ASR hears.
     reference: samples float32 at VOICE_RATE of the voice to clone.
     normalize: what is spoken is a clean form of what is written.
     body: ids of the text to speak where the request brings it; text_tokens: of the request, for such a pipeline.
@@ -38,6 +47,7 @@ class Plan:
     hearing: tuple[tuple[Listening, ...], ...]
     at_once: int
     unheard: AuraPrompt | None
+    draft: Draft | None
     speaking: Speaking | None
     reference: np.ndarray | None
     normalize: bool = True

@@ -262,8 +262,8 @@ class _Handover:
 class _Chunker:
     """Frames on their way to Code2Wav: they wait until there are as many as are to be decoded and sent together."""
 
-    def __init__(self, pace: Pace, push: Callable[[np.ndarray], None]) -> None:
-        """push gets int64 [T, 16]."""
+    def __init__(self, pace: Pace, push: Callable[..., None]) -> None:
+        """push gets int64 [T, 16], and due_s as `VocoderRunner.push`."""
         self._pace, self._push = pace, push
         self._frames: list[np.ndarray] = []
 
@@ -280,5 +280,6 @@ class _Chunker:
     def send(self) -> None:
         if self._frames:
             frames, self._frames = self._frames, []
+            due_s = self._pace.dry_at_s
             self._pace.sent()
-            self._push(np.stack(frames))
+            self._push(np.stack(frames), due_s=due_s)

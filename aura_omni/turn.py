@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -39,6 +40,7 @@ class Turn:
         self._speaker = Speaker(plan, self._work, parts.speech, chunks=chunks, limits=limits)
         self._unheard = deque((clip, part) for clip, parts in enumerate(plan.hearing) for part in range(len(parts)))
         self._heard: list[list[Transcript]] = [[Transcript("")] * len(parts) for parts in plan.hearing]
+        self._thinking: Sequence | None = None
         self._known: set[tuple[int, int]] = set()  # clip and part of the transcripts that are there
         self._text = ""
         self._nothing_chosen = False  # a budget or a stop string, not silence, left nothing to hear
@@ -52,19 +54,28 @@ class Turn:
 
     def begin(self) -> None:
         self._work.guard(self._listen)
+        if self._plan.draft is not None:
+            with suppress(Unavailable):
+                # In the next pass of the engine's loop: ASR's first step, which somebody waits for, is launched before.
+                self._engine.post(lambda: self._work.guard(self._think_ahead))
 
     def _listen(self) -> None:
         """Every part of every clip to a transcript, a few at a time; then on."""
-        while self._unheard and self._work.running < self._plan.at_once:
+        while self._unheard and self._listening < self._plan.at_once:
             try:
                 self._listen_to(*self._unheard[0])
             except Overloaded:
-                if not self._work.running:
+                if not self._listening:
                     raise
                 break  # others fill the stage: the next end of one of ours makes room
             self._unheard.popleft()
-        if not self._work.running:
+        if not self._listening:
             self._think(self._transcripts())
+
+    @property
+    def _listening(self) -> int:
+        """Parts that are in ASR, as long as no transcripts are there."""
+        return self._work.running - (self._thinking is not None)
 
     def _listen_to(self, clip: int, part: int) -> None:
         asr, listening = self._parts.asr, self._plan.hearing[clip][part]
@@ -117,6 +128,14 @@ class Turn:
         self._nothing_chosen = stopped or self._work.text_reason == "length"
         return transcripts
 
+    def _think_ahead(self) -> None:
+        """Let AURA read what will precede the first transcript, where that keeps nobody else out."""
+        aura, draft = self._parts.aura, self._plan.draft
+        assert aura is not None
+        assert draft is not None
+        if self._thinking is None and not self._work.over and self._parts.ar_runners["aura"].spare:
+            self._thinking = self._answer(aura, partial(aura.sequence, draft.prompt, known=draft.known))
+
     def _think(self, transcripts: list[Transcript]) -> None:
         """What was heard, written and shown to an answer, or to silence."""
         request, aura = self._plan.request, self._parts.aura
@@ -136,6 +155,17 @@ class Turn:
         self._speaker.follow(text_of(messages[-1]))
         self._tell(transcripts)
         self._work.count(prompt_text_tokens=prompt.text_tokens, prompt_video_tokens=prompt.video_tokens)
+        if self._work.over:
+            return  # whoever listens has failed
+        if self._thinking is None:
+            self._thinking = self._answer(aura, partial(aura.sequence, prompt))
+        else:
+            aura.close(self._thinking, prompt, sampling)
+            self._parts.ar_runners["aura"].close(self._thinking)
+
+    def _answer(self, aura: AuraStage, build: Callable[..., Sequence]) -> Sequence:
+        """Start AURA's answer and say it."""
+        sampling = self._plan.sampling["aura"]
         reader = aura.reader(sampling)
 
         def say(token: int) -> None:
@@ -158,7 +188,8 @@ class Turn:
             else:
                 self._speaker.speak(self._answer_to_speak(aura, sequence.outputs))
 
-        sequence = self._work.run("aura", partial(aura.sequence, prompt, sampling), on_output=say, then=thought)
+        sequence = self._work.run("aura", partial(build, sampling=sampling), on_output=say, then=thought)
+        return sequence
 
     def _echo(self, transcripts: list[Transcript]) -> None:
         """Without AURA the answer is what was said or written; when that is nothing there is no turn to take."""

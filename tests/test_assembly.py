@@ -13,6 +13,7 @@ from aura_omni.assembly import assemble
 from aura_omni.engine.loader import Checkpoint
 from aura_omni.engine.memory import StageNeeds, plan_pages
 from aura_omni.errors import CheckpointError, DoesNotFit
+from aura_omni.stages.aura import AuraStage
 from tests.family import config, family, running
 
 
@@ -109,3 +110,11 @@ def test_small_models_on_a_cpu_compute_in_one_thread():
             assert pipeline.engine.call(torch.get_num_threads) == 1
     finally:
         torch.set_num_threads(before)
+
+
+def test_features_that_are_encoded_in_advance_are_in_the_plan(monkeypatch):
+    stage = config().stage("aura")
+    site = assembly._site(stage)
+    held = AuraStage.ahead_bytes(AuraStage.network_of(site.checkpoint).config, site.dtype)
+    monkeypatch.setattr("aura_omni.stages.aura.AHEAD_PATCHES", 0)
+    assert site.needs.weight_bytes - assembly._site(stage).needs.weight_bytes == stage.max_num_seqs * held > 0

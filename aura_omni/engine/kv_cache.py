@@ -79,6 +79,21 @@ class KVCache:
         sequence.pages.extend(self._take() for _ in range(fresh))
         return True
 
+    def catch_up(self, sequence: Sequence) -> int:
+        """Take over what is cached by now of an admitted sequence beyond `computed`, which becomes as many rows more as are
+        returned: its prompt has grown, or others have read the same."""
+        hits = self._find(sequence)
+        found = len(hits) * self.page_size - sequence.computed
+        if found <= 0:
+            return 0
+        for page in hits:
+            self._idle.pop(page, None)
+            self._references[page] += 1
+        own, sequence.pages = sequence.pages, hits + sequence.pages[len(hits) :]
+        self._unreference(own[: len(hits)])
+        sequence.computed += found
+        return found
+
     def commit(self, sequence: Sequence, start: int) -> None:
         """Rows [start, sequence.computed) have just been written: publish the pages that they filled."""
         if not (self.prefix_caching and sequence.cacheable):
@@ -92,16 +107,10 @@ class KVCache:
 
     def release(self, sequence: Sequence, *, forget: bool = False) -> None:
         """Give back all pages. forget: their rows may be wrong, nobody shall find them any more."""
-        # The last page first, so that a chain loses its end before the pages that the end depends on.
-        for page in reversed(sequence.pages):
-            if forget:
+        if forget:
+            for page in sequence.pages:
                 self._unpublish(page)
-            self._references[page] -= 1
-            if self._references[page] == 0:
-                if self._key_of[page] is None:
-                    self._empty.append(page)
-                else:
-                    self._idle[page] = None
+        self._unreference(sequence.pages)
         sequence.pages = []
         sequence.computed = 0
 
@@ -133,6 +142,16 @@ class KVCache:
             self._unpublish(page)
         self._references[page] = 1
         return page
+
+    def _unreference(self, pages: list[int]) -> None:
+        # The last page first, so that a chain loses its end before the pages that the end depends on.
+        for page in reversed(pages):
+            self._references[page] -= 1
+            if self._references[page] == 0:
+                if self._key_of[page] is None:
+                    self._empty.append(page)
+                else:
+                    self._idle[page] = None
 
     def _unpublish(self, page: int) -> None:
         key = self._key_of[page]

@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import deque
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import torch
@@ -26,12 +27,16 @@ from aura_omni.engine.kv_cache import KVCache
 from aura_omni.engine.lane import Arrival, Lane
 from aura_omni.engine.scheduler import Scheduler
 from aura_omni.engine.sequence import Batch, FinishReason, Sequence
-from aura_omni.engine.stage_model import StageModel
+from aura_omni.engine.stage_model import Runner, StageModel
 from aura_omni.engine.steps import NO_ID, Steps
 from aura_omni.errors import AuraError, BadRequest, EngineError
 from aura_omni.flow import Sampling
 
 logger = logging.getLogger(__name__)
+
+# Rows of prompts in a step that others wait for: some 30 to 50 ms, while a frame of speech is heard for 80. A GPU reads as many of an 8B
+# model, a core of a CPU as many of a small one.
+SHARED_ROWS = {"cuda": 1024, "cpu": 128}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +69,16 @@ class ArRunner:
         graphs: bool = False,
         usual: tuple[Sampling, Sampling] = (Sampling(), Sampling(temperature=0.0)),
         lane: Lane | None = None,
+        before: Seq[Runner] = (),
     ) -> None:
         """pages of page_size rows are taken on the model's device at once; the limits are `Scheduler`'s.
 
         graphs: steps of decoding and short prefills are CUDA graphs; without, they run as they are written. Those that the
         usual sampling needs, a sequence's own and its inner one, are captured here, others when they are first needed.
         lane: where steps are computed; None: a new one.
+        before: more urgent runners, which wait for a step of this one; while one of them has work, steps are short.
         """
-        self._model, self._lane = model, lane or Lane(model.device)
+        self._model, self._lane, self._before = model, lane or Lane(model.device), tuple(before)
         self._flights: deque[_Flight] = deque()  # in the order of their launch
         self._cache = KVCache(pages, page_size, prefix_caching=prefix_caching)
         self._scheduler = Scheduler(
@@ -80,8 +87,9 @@ class ArRunner:
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=max_model_len,
             max_waiting=max_waiting,
+            shared_rows=SHARED_ROWS[model.device.type],
         )
-        self._steps = self._computed_rows = self._cached_rows = 0
+        self._steps = self._computed_rows = 0
         with self._lane.active():
             self._compute = Steps(
                 model,
@@ -116,7 +124,7 @@ class ArRunner:
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
             computed_rows=self._computed_rows,
-            cached_rows=self._cached_rows,
+            cached_rows=self._scheduler.cached_rows,
             preemptions=self._scheduler.preemptions,
         )
 
@@ -142,8 +150,26 @@ class ArRunner:
         sampling = sequence.sampling
         self.check(sequence.prompt_length, sampling)
         self._scheduler.add(sequence)
-        self._prompt_tokens += sequence.prompt_length
+        if not sequence.open:
+            self._prompt_tokens += sequence.prompt_length
         sequence.seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
+
+    @property
+    def spare(self) -> bool:
+        """Whether an open sequence would get a seat that nobody waits for."""
+        return self._scheduler.spare
+
+    def close(self, sequence: Sequence) -> None:
+        """An open sequence has been given all of its prompt, which begins with what was known of it: it goes on like any other.
+
+        Raises as `check`.
+        """
+        self.check(sequence.prompt_length, sequence.sampling)
+        self._prompt_tokens += sequence.prompt_length
+        self._scheduler.close(sequence)
+        if sequence.seat >= 0:
+            with self._lane.active(), torch.inference_mode():
+                self._seat(sequence)  # what the prompt says counts in its penalties
 
     def abort(self, sequence: Sequence) -> None:
         """End the sequence with reason "cancelled", at any point. Nothing happens if it has ended or was refused by `add`."""
@@ -176,14 +202,9 @@ class ArRunner:
 
     def _launch(self) -> bool:
         """Start the next step. Changes nothing that the host knows of its sequences: that follows when it has arrived."""
-        batch = self._scheduler.schedule()
+        batch = self._scheduler.schedule(shared=any(runner.busy for runner in self._before))
         if batch is None:
             return False
-        self._cached_rows += sum(
-            sequence.cached
-            for sequence, start in zip(batch.sequences, batch.starts, strict=True)
-            if start == sequence.cached and not sequence.preempted
-        )
         for sequence in list(self._scheduler.seated):
             self._seat(sequence)
         decoding = [index for index in range(len(batch.sequences)) if _decodes(batch, index)]
@@ -323,7 +344,7 @@ class ArRunner:
 def _decodes(batch: Batch, index: int) -> bool:
     """Whether the sequence's part of the batch is one row that yields an id and can be taken from a seat."""
     sequence, start = batch.sequences[index], batch.starts[index]
-    if batch.counts[index] != 1 or start + 1 != sequence.length:
+    if sequence.open or batch.counts[index] != 1 or start + 1 != sequence.length:
         return False
     # A row of a medium may come with adds, for which a seat has no room.
     return sequence.carried or not any(span.start <= start < span.start + span.length for span in sequence.media)

@@ -5,8 +5,13 @@ Plain Python: knows tokens, pages and limits. Does not know tensors, text or HTT
 Sequences wait, are admitted when there is a seat and there are pages for all their tokens, and run until they are removed;
 who is preempted leaves the seat.
 A step takes the next row of every sequence that is past its prompt, then rows of prompts as far as the budget reaches,
-so a long prompt is computed in parts between the decode rows of others. When pages run out, the sequence of the lowest
-priority and youngest age gives its pages back and waits again; its rows are computed again later.
+so a long prompt is computed in parts between the decode rows of others. Prompts are read in the order in which they came, but
+a quarter of the step is for those that it reads to their ends, so a question does not wait for the video of somebody else.
+When pages run out, the sequence of the lowest priority and youngest age gives its pages back and waits again; its rows are
+computed again later.
+
+The known rows of an open sequence, for which nobody waits yet, go into steps without prompts of others, and it gives way to
+all others.
 """
 
 from __future__ import annotations
@@ -28,9 +33,11 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_model_len: int,
         max_waiting: int,
+        shared_rows: int,
     ) -> None:
         """max_num_seqs: sequences that hold pages at once; max_num_batched_tokens: rows of one step; max_model_len: tokens
-        of a sequence, prompt and answer; max_waiting: sequences beyond max_num_seqs before new ones are refused."""
+        of a sequence, prompt and answer; max_waiting: sequences beyond max_num_seqs before new ones are refused;
+        shared_rows: of prompts, in a step that others wait for or may come to wait for."""
         if max_num_seqs < 1 or max_model_len < 2 or max_waiting < 0:
             raise ConfigError(
                 f"max_num_seqs {max_num_seqs}, max_model_len {max_model_len}, max_waiting {max_waiting}: "
@@ -43,13 +50,15 @@ class Scheduler:
             )
         self.cache = cache
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
-        self.max_model_len, self.max_waiting = max_model_len, max_waiting
+        self.max_model_len, self.max_waiting, self.shared_rows = max_model_len, max_waiting, shared_rows
         # The last token of a sequence needs no row of its own.
         self.max_length = min(max_model_len, cache.pages * cache.page_size + 1)
         self.waiting: list[Sequence] = []  # both lists are kept in order of rank: who goes first
         self.running: list[Sequence] = []
         self.seated: list[Sequence] = []  # who got a seat in the last `schedule`
         self.preemptions = 0
+        self.cached_rows = 0  # of prompts, found instead of computed
+        self._closed: list[Sequence] = []  # since the last `schedule`
         self._free_seats = list(range(max_num_seqs - 1, -1, -1))
         self._next_id = 0
 
@@ -57,6 +66,11 @@ class Scheduler:
     def busy(self) -> bool:
         """Whether someone runs or waits who could be stepped."""
         return any(not sequence.blocked for sequence in (*self.running, *self.waiting))
+
+    @property
+    def spare(self) -> bool:
+        """Whether a seat is free that nobody waits for."""
+        return len(self.running) + len(self.waiting) < self.max_num_seqs
 
     def add(self, sequence: Sequence) -> None:
         """Let the sequence wait for its first step. Raises PromptTooLong, Overloaded or BadRequest; then nothing changed."""
@@ -71,6 +85,14 @@ class Scheduler:
         sequence.id = self._next_id
         self._next_id += 1
         insort(self.waiting, sequence, key=_rank)
+
+    def close(self, sequence: Sequence) -> None:
+        """All of the prompt of an open sequence is there."""
+        queue = self.running if sequence in self.running else self.waiting
+        queue.remove(sequence)
+        sequence.open = sequence.blocked = False
+        insort(queue, sequence, key=_rank)
+        self._closed.append(sequence)
 
     def check_length(self, prompt: int) -> None:
         """Raises PromptTooLong or BadRequest for a prompt of so many tokens that would not fit an empty server."""
@@ -95,28 +117,30 @@ class Scheduler:
         else:
             self.waiting.remove(sequence)
 
-    def schedule(self) -> Batch | None:
-        """The rows of the next step, decode rows first; None when there is nothing to do. `commit` follows it."""
+    def schedule(self, *, shared: bool = False) -> Batch | None:
+        """The rows of the next step, decode rows first; None when there is nothing to do. `commit` follows it.
+
+        shared: somebody else waits for its end, too.
+        """
         counts: dict[Sequence, int] = {}
         self.seated = []
+        self._take_over_closed()
         for sequence in list(self.running):
             # One without pages has just been preempted for the sake of an earlier one.
-            if sequence.blocked:
+            if sequence.blocked or sequence.open:
                 continue
             if sequence.pages and sequence.length - sequence.computed == 1 and self._room(sequence):
                 counts[sequence] = 1
-        budget = self.max_num_batched_tokens - len(counts)
-        for sequence in self.running:
-            if sequence not in counts and budget and not sequence.blocked:
-                counts[sequence] = min(budget, sequence.length - sequence.computed)
-                budget -= counts[sequence]
-        while budget:
-            first = next((sequence for sequence in self.waiting if not sequence.blocked), None)
-            if first is None or not self._seat(first, counts):
+        while first := next((one for one in self.waiting if not one.blocked and not one.open), None):
+            if not self._seat(first, counts):
                 break
-            budget = self.max_num_batched_tokens - sum(counts.values())
-            counts[first] = min(budget, first.length - first.computed)
-            budget -= counts[first]
+        decoding = len(counts)
+        budget = self.max_num_batched_tokens - decoding
+        if decoding or shared:
+            budget = min(budget, self.shared_rows)
+        self._add_prompts(counts, budget)
+        if len(counts) == decoding:
+            self._add_open(counts, min(budget, self.shared_rows))
         if not counts:
             return None
         return Batch(tuple(counts), tuple(sequence.computed for sequence in counts), tuple(counts.values()))
@@ -128,7 +152,7 @@ class Scheduler:
         first = next((sequence for sequence in self.waiting if not sequence.blocked), None)
         if first is None:
             return False
-        return len(self.running) < self.max_num_seqs or first.priority < self.running[-1].priority
+        return len(self.running) < self.max_num_seqs or _goes_before(first, self.running[-1])
 
     def schedule_ahead(self, sequences: Iterable[Sequence]) -> Batch | None:
         """The rows after those whose step is under way, of those of the sequences for which there is room; None: of nobody."""
@@ -143,6 +167,8 @@ class Scheduler:
             if sequence.pages:
                 sequence.computed = start + count
                 self.cache.commit(sequence, start)
+                if sequence.open and sequence.computed == sequence.length:
+                    sequence.blocked = True  # until `close`
 
     def check_integrity(self) -> None:
         """Raise AssertionError if a sequence or a page is lost, doubled or left over."""
@@ -160,7 +186,9 @@ class Scheduler:
             assert not sequence.pages, f"sequence {sequence.id} waits and holds pages"
             assert not sequence.computed, f"sequence {sequence.id} waits and counts rows as computed"
         for sequence in self.running:
-            assert sequence.computed < sequence.length, f"sequence {sequence.id} has no row left to compute"
+            assert sequence.computed < sequence.length or (sequence.open and sequence.blocked), (
+                f"sequence {sequence.id} has no row left to compute"
+            )
             assert len(sequence.pages) * self.cache.page_size >= sequence.computed, (
                 f"sequence {sequence.id} lacks pages"
             )
@@ -180,11 +208,48 @@ class Scheduler:
         """Admit the sequence; those of strictly lower priority give way, also out of the step being built."""
         while not self._admit(sequence):
             last = self.running[-1] if self.running else None
-            if last is None or last.priority <= sequence.priority:
+            if last is None or not _goes_before(sequence, last):
                 return False
             counts.pop(last, None)
             self._preempt(last)
         return True
+
+    def _add_prompts(self, counts: dict[Sequence, int], budget: int) -> None:
+        prompts = [one for one in self.running if one not in counts and not one.blocked and not one.open]
+        for sequence in prompts:
+            untouched = sequence.computed == sequence.cached and not sequence.preempted
+            if untouched and sequence not in self.seated:
+                self._take_over(sequence)  # others may have read what it begins with since it was admitted
+        short = budget // 4
+        for sequence in prompts:
+            rows = sequence.length - sequence.computed
+            if rows <= short:
+                counts[sequence] = rows
+                short -= rows
+                budget -= rows
+        for sequence in prompts:
+            if budget and sequence not in counts:
+                counts[sequence] = min(budget, sequence.length - sequence.computed)
+                budget -= counts[sequence]
+
+    def _add_open(self, counts: dict[Sequence, int], budget: int) -> None:
+        for sequence in [*self.running, *self.waiting]:
+            if sequence.open and not sequence.blocked and budget and (sequence.pages or self._admit(sequence)):
+                counts[sequence] = min(budget, sequence.length - sequence.computed)
+                budget -= counts[sequence]
+
+    def _take_over_closed(self) -> None:
+        """Pages for the rest of the prompts that were open."""
+        for sequence in self._closed:
+            if sequence.pages:  # else it waits, and is admitted like any other
+                self._take_over(sequence)
+                self._room(sequence)
+        self._closed.clear()
+
+    def _take_over(self, sequence: Sequence) -> None:
+        found = self.cache.catch_up(sequence)
+        sequence.cached += found
+        self.cached_rows += found
 
     def _admit(self, sequence: Sequence) -> bool:
         # A free page for everyone who runs: else the newcomer would be preempted as soon as one of them grows.
@@ -192,6 +257,7 @@ class Scheduler:
             return False
         if not sequence.preempted:
             sequence.cached = sequence.computed
+            self.cached_rows += sequence.cached
         self.waiting.remove(sequence)
         insort(self.running, sequence, key=_rank)
         sequence.seat = self._free_seats.pop()
@@ -201,6 +267,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         self._unseat(sequence)
         self.cache.release(sequence)
+        sequence.blocked |= sequence.open  # computed again when it is needed, and not for nobody
         sequence.preempted += 1
         self.preemptions += 1
         insort(self.waiting, sequence, key=_rank)
@@ -213,5 +280,10 @@ class Scheduler:
             self.seated.remove(sequence)
 
 
-def _rank(sequence: Sequence) -> tuple[int, int]:
-    return sequence.priority, sequence.id
+def _rank(sequence: Sequence) -> tuple[bool, int, int]:
+    return sequence.open, sequence.priority, sequence.id
+
+
+def _goes_before(one: Sequence, other: Sequence) -> bool:
+    """Whatever their age."""
+    return _rank(one)[:2] < _rank(other)[:2]

@@ -48,6 +48,7 @@ class Sequence:
     cacheable: bool = True  # False: rows are not a function of tokens and media (Talker)
     priority: int = 0  # lower goes first
     blocked: bool = False  # set by the stage: its next row is not known yet, so it must not be stepped
+    open: bool = False  # the end of its prompt is not known: nobody waits for it, it draws nothing (`ArRunner.close`)
     carried: bool = False  # its next row is in its seat; the stage takes it back where that row will not do
 
     # Kept by the engine
@@ -55,7 +56,7 @@ class Sequence:
     seed: int = 0
     prompt_length: int = field(init=False)
     computed: int = 0  # rows whose keys and values are in pages
-    cached: int = 0  # rows of the prompt found in the prefix cache when it was first admitted
+    cached: int = 0  # rows of the prompt that were found in the prefix cache and not computed
     preempted: int = 0  # how often its pages were taken away and its rows had to be computed again
     seat: int = -1  # while it runs
     pages: list[int] = field(default_factory=list)
@@ -99,11 +100,11 @@ class Batch:
         ]
 
     def sampled(self) -> list[int]:
-        """Indices of the sequences whose last known row is in this step, so that it yields a next token."""
+        """Indices of the sequences whose last row is in this step, so that it yields a next token."""
         return [
             index
             for index, (sequence, start, count) in enumerate(zip(self.sequences, self.starts, self.counts, strict=True))
-            if start + count == sequence.length
+            if start + count == sequence.length and not sequence.open
         ]
 
     def part(self, indices: Iterable[int]) -> Batch:

@@ -103,6 +103,11 @@ class Runner(Protocol):
         """Whether a step is under way on the device, whose end a later call of `step` will find."""
         ...
 
+    @property
+    def busy(self) -> bool:
+        """Whether a step is under way or would find something to do."""
+        ...
+
     def step(self) -> bool:
         """Take in what has been computed and launch the next step, without waiting. Returns whether there was either to do.
 

@@ -4,6 +4,8 @@
     sequence = stage.sequence(prompt, SAMPLING, on_output=..., on_end=...)
     reader = stage.reader(SAMPLING)                        # fed with what on_output gets
 
+or, while the end of the prompt is not known, stage.sequence(draft, ..., known=rows) and stage.close(sequence, prompt).
+
 Frames stay uint8 until a step needs their rows; then they are resized, cut into patches and encoded on the device, each
 pair of frames once. Rows found in the prefix cache never ask for theirs.
 """
@@ -37,6 +39,7 @@ SAMPLING = Sampling(temperature=0.5, max_tokens=256)
 
 USUAL_FRAME = (360, 640)  # height and width, in pixels, that clients send most
 ENCODED_PATCHES = 16_384  # of one call of the vision tower, which bounds its memory: 18 pairs of 640x352
+AHEAD_PATCHES = 1_024  # of an open sequence, encoded before their rows are due: one pair of 640x352
 
 
 @dataclass(slots=True, eq=False)
@@ -44,9 +47,11 @@ class _Seen:
     """The prompt stays as long as the sequence, so that it can be prefilled again; features only while rows are missing.
 
     features: group index -> [1 + K, rows, H], main and deepstack.
+    ahead: indices of groups behind what is known of an open sequence's prompt, worth encoding with its last known rows.
     """
 
     prompt: AuraPrompt
+    ahead: tuple[int, ...] = ()
     features: dict[int, Tensor] = field(default_factory=dict)
 
 
@@ -140,6 +145,12 @@ class AuraStage(StageModel):
         )
 
     @staticmethod
+    def ahead_bytes(config: VLConfig, dtype: torch.dtype) -> int:
+        """Device memory of the features that one open sequence may hold."""
+        rows = AHEAD_PATCHES // config.vision.merge**2
+        return rows * (1 + len(config.vision.deepstack_layers)) * config.text.hidden * dtype.itemsize
+
+    @staticmethod
     def network_of(checkpoint: Checkpoint) -> Qwen3VL:
         """The network that its configuration describes, on the meta device."""
         with torch.device("meta"):
@@ -156,18 +167,41 @@ class AuraStage(StageModel):
         *,
         on_output: Callable[[Any], None],
         on_end: Callable[[FinishReason, Exception | None], None],
+        known: int | None = None,
     ) -> Sequence:
-        """on_output gets token ids, one at a time. The answer is at most what the context has room for."""
-        room = self.max_model_len - len(prompt.tokens)
+        """on_output gets token ids, one at a time. The answer is at most what the context has room for.
+
+        known: only so many rows are sure, and the sequence is open until `close` brings the prompt as it is, with the same
+        pictures. Pictures of the last message that lie behind the known rows are encoded ahead, up to AHEAD_PATCHES;
+        those of earlier messages are likely in the prefix cache.
+        """
+        seen = _Seen(prompt, () if known is None else tuple(_ahead(prompt, known)))
+
+        def ended(reason: FinishReason, error: Exception | None) -> None:
+            seen.features.clear()
+            on_end(reason, error)
+
         return Sequence(
-            tokens=list(prompt.tokens),
-            sampling=replace(sampling, max_tokens=min(sampling.max_tokens, room)),
+            tokens=prompt.tokens[:known],
+            sampling=self._bounded(sampling, prompt),
             on_output=on_output,
-            on_end=on_end,
+            on_end=ended,
             stop_ids=self.stop_ids,
             media=prompt.media,
-            state=_Seen(prompt),
+            state=seen,
+            open=known is not None,
         )
+
+    def close(self, sequence: Sequence, prompt: AuraPrompt, sampling: Sampling) -> None:
+        """All of the prompt of an open sequence, for `ArRunner.close`, which follows. Engine thread."""
+        assert prompt.tokens[: sequence.length] == sequence.tokens, "the rows that were known have changed"
+        sequence.state.prompt, sequence.state.ahead = prompt, ()
+        sequence.sampling, sequence.media = self._bounded(sampling, prompt), prompt.media
+        sequence.tokens = list(prompt.tokens)
+        sequence.prompt_length = sequence.length
+
+    def _bounded(self, sampling: Sampling, prompt: AuraPrompt) -> Sampling:
+        return replace(sampling, max_tokens=min(sampling.max_tokens, self.max_model_len - len(prompt.tokens)))
 
     def reader(self, sampling: Sampling) -> AnswerReader:
         return AnswerReader(self.tokenizer, silent_text=self.profile.silent_token, stop=sampling.stop)
@@ -183,17 +217,20 @@ class AuraStage(StageModel):
 
     def rows(self, batch: Batch) -> Rows:
         needs = list(_needs(batch))
-        self._encode(needs)
+        ahead = list(_needs_ahead(batch))
+        self._encode([*needs, *ahead])
+        for need in ahead:
+            # A copy: all that was encoded in the same call would stay with a part of it.
+            need.seen.features[need.index] = need.seen.features[need.index].clone()
         x = self.network.embed_tokens(sent(batch.tokens(), self.device))
         positions = sent(_positions(batch), self.device)
         if not needs:
+            _forget(batch)
             return Rows(x, positions)
         features = torch.cat([need.seen.features[need.index][:, need.first : need.stop] for need in needs], dim=1)
         numbers = np.concatenate([np.arange(need.row, need.row + need.stop - need.first) for need in needs])
         where = sent(numbers, self.device)
-        for need in needs:
-            if need.stop == need.group.length:
-                del need.seen.features[need.index]
+        _forget(batch)
         return Rows(x.index_copy(0, where, features[0]), positions, tuple(features[1:]), where)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -244,6 +281,36 @@ def _needs(batch: Batch) -> Iterator[_Need]:
                 if first < stop:
                     yield _Need(seen, index, first - group.start, stop - group.start, offset + first - start)
         offset += count
+
+
+def _needs_ahead(batch: Batch) -> Iterator[_Need]:
+    """Whole groups whose rows are in no step yet."""
+    for sequence, start, count in zip(batch.sequences, batch.starts, batch.counts, strict=True):
+        if sequence.open and start + count == sequence.length:
+            for index in sequence.state.ahead:
+                yield _Need(sequence.state, index, 0, sequence.state.prompt.groups[index].length, row=-1)
+
+
+def _ahead(prompt: AuraPrompt, known: int) -> Iterator[int]:
+    """The groups of the last message that lie behind the known rows, as far as the limit allows."""
+    last_message = prompt.before_text[-2] if len(prompt.before_text) > 1 else 0  # it begins somewhere behind
+    patches = 0
+    for index, group in enumerate(prompt.groups):
+        if group.start >= max(known, last_message):
+            patches += group.length * prompt.visuals[group.visual].rules.merge ** 2
+            if patches > AHEAD_PATCHES:
+                break
+            yield index
+
+
+def _forget(batch: Batch) -> None:
+    """The features of groups whose rows end in this step, or were found in the prefix cache."""
+    for sequence, start, count in zip(batch.sequences, batch.starts, batch.counts, strict=True):
+        seen: _Seen = sequence.state
+        for index in list(seen.features):
+            group = seen.prompt.groups[index]
+            if group.start + group.length <= start + count:
+                del seen.features[index]
 
 
 def _positions(batch: Batch) -> np.ndarray:

@@ -141,13 +141,17 @@ class Group:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AuraPrompt:
-    """positions int32 [3, len(tokens)] are T, H, W; a later row's are its index + delta, on all three."""
+    """positions int32 [3, len(tokens)] are T, H, W; a later row's are its index + delta, on all three.
+
+    before_text: of each message, how many of the tokens stay as they are whatever its text is.
+    """
 
     tokens: list[int]
     visuals: tuple[Visual, ...]
     groups: tuple[Group, ...]
     positions: np.ndarray
     delta: int
+    before_text: tuple[int, ...]
 
     @property
     def media(self) -> tuple[MediaSpan, ...]:
@@ -199,14 +203,15 @@ class PromptWriter:
             way_out="Send less text, or raise max_model_len.",
         )
         draft = _Draft(self._encode)
+        self._open(draft, "system")
         opening = [] if system_prompt is None else [system_prompt]
         if messages and messages[0].role == "system":
+            draft.text_follows()
             opening += _texts(messages[0])
             self._refuse_pictures(messages[0])
             messages = messages[1:]
         elif not opening:
             opening = [self._profile.system_prompt]
-        self._open(draft, "system")
         self._marked(draft, "\n".join(opening))
         self._close(draft)
         for message in messages:
@@ -227,9 +232,11 @@ class PromptWriter:
             for part in message.parts:
                 if isinstance(part, Video):
                     self._picture(draft, part)
+            draft.text_follows()
             draft.text(text)
         else:
             self._refuse_pictures(message)
+            draft.text_follows()
             if message.role == "system":
                 self._marked(draft, text)
             elif text == self._profile.silent_token and self.controls.silent is not None:
@@ -289,7 +296,9 @@ class PromptWriter:
     def _finished(self, draft: _Draft) -> AuraPrompt:
         draft.flush()
         positions, delta = mrope_positions(len(draft.ids), draft.groups, [visual.cells for visual in draft.visuals])
-        prompt = AuraPrompt(draft.ids, tuple(draft.visuals), tuple(draft.groups), positions, delta)
+        prompt = AuraPrompt(
+            draft.ids, tuple(draft.visuals), tuple(draft.groups), positions, delta, tuple(draft.before_text)
+        )
         if len(prompt.tokens) >= self._max_model_len:
             image = sum(group.length for group in prompt.groups if prompt.visuals[group.visual].video.still)
             raise PromptTooLong(
@@ -310,6 +319,11 @@ class _Draft:
         self.ids: list[int] = []
         self.visuals: list[Visual] = []
         self.groups: list[Group] = []
+        self.before_text: list[int] = []
+
+    def text_follows(self) -> None:
+        """Next is a message's text. What is pending will be encoded with it."""
+        self.before_text.append(len(self.ids))
 
     def text(self, text: str) -> None:
         self._pending += text

@@ -66,7 +66,12 @@ class Pace:
     @property
     def unheard_s(self) -> float:
         """How long the listener can go on with what was sent, if they play it as it comes."""
-        return self._sent * self._frame_s - (self._clock() - self._began_at_s)
+        return self.dry_at_s - self._clock()
+
+    @property
+    def dry_at_s(self) -> float:
+        """When the listener will have heard what was sent, on the clock; minus infinity before the first chunk."""
+        return self._began_at_s + self._sent * self._frame_s
 
     def _size(self) -> int:
         if not self._sent:

@@ -1,7 +1,7 @@
 """Code2Wav as a stage: the frames of many streams become audio, a few frames of each at a time.
 
     stream = runner.open(on_audio, on_end, reference=Reference(codes, key))
-    runner.push(stream, [frame])         # as the Talker makes them
+    runner.push(stream, [frame], due_s=pace.dry_at_s)        # as the Talker makes them
     runner.close(stream)                 # no more frames; ends once all are audio
 
 Streams of any age share a step, and how frames are cut into steps does not change the audio but for rounding, so the runner is
@@ -12,6 +12,7 @@ computed alone: then the sound is the same to the last bit, however it is cut an
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -84,6 +85,14 @@ class _Flight:
     arrival: Arrival
 
 
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Frames that were pushed together."""
+
+    frames: int
+    due_s: float
+
+
 @dataclass(slots=True, eq=False)
 class Stream:
     """One utterance on its way to audio. Made by `VocoderRunner.open`; opaque to everyone else."""
@@ -93,7 +102,7 @@ class Stream:
     reference: Reference | None
     start: CodecSnapshot | None = None  # what the reference leaves in the decoder
     pending: list[np.ndarray] = field(default_factory=list)
-    chunks: deque[int] = field(default_factory=deque)  # frames of each push whose sound was not handed on
+    chunks: deque[_Chunk] = field(default_factory=deque)  # those whose sound was not handed on
     made: list[np.ndarray] = field(default_factory=list)  # sound of the first of them, as far as it is there
     received: int = 0  # frames, for messages
     slot: int | None = None
@@ -102,6 +111,11 @@ class Stream:
     closing: bool = False
     ended: bool = False
     error: Exception | None = None
+
+    @property
+    def made_frames(self) -> int:
+        """Whose sound was not handed on."""
+        return sum(map(len, self.made)) // FRAME_SAMPLES
 
 
 class VocoderRunner:
@@ -172,8 +186,10 @@ class VocoderRunner:
         self._streams[stream] = None
         return stream
 
-    def push(self, stream: Stream, frames: Sequence[Sequence[int]] | np.ndarray) -> None:
+    def push(self, stream: Stream, frames: Sequence[Sequence[int]] | np.ndarray, *, due_s: float = -math.inf) -> None:
         """Add frames [n, 16]. A code that no codebook has ends this stream with CodeOutOfRange in the next step.
+
+        due_s: when its listener will have heard all that was pushed before, on a clock that all streams share.
 
         An ended stream takes no frames and says nothing: its Talker may be one step behind the news.
         """
@@ -191,7 +207,7 @@ class VocoderRunner:
         self._frames_in += len(codes)
         stream.pending.extend(codes)
         if len(codes):
-            stream.chunks.append(len(codes))
+            stream.chunks.append(_Chunk(len(codes), due_s))
 
     def close(self, stream: Stream) -> None:
         """No more frames will come. The stream ends with "stop" when all it has are audio."""
@@ -207,6 +223,10 @@ class VocoderRunner:
     @property
     def flying(self) -> bool:
         return self._flight is not None
+
+    @property
+    def busy(self) -> bool:
+        return self.flying or any(stream.pending for stream in self._streams)
 
     def step(self) -> bool:
         """What has been decoded; then at most one reference, and frames of as many streams as fit."""
@@ -224,7 +244,8 @@ class VocoderRunner:
             for group, count in groups:
                 if self._flight is not None:
                     break
-                if going := [stream for stream in group if not stream.ended]:  # another's on_audio may have aborted it
+                # Another's on_audio may have aborted it.
+                if going := [stream for stream in group if not stream.ended and stream.error is None]:
                     self._decode(going, count)
                     self._land()  # a CPU has computed it already
             if groups:
@@ -324,13 +345,15 @@ class VocoderRunner:
                     self._state.restore(stream.slot, stream.start)
 
     def _next_groups(self) -> list[tuple[list[Stream], int]]:
-        """The streams that are computed together and the frames each decodes: first audio first, then who has waited longest."""
+        """The streams that are computed together and the frames each decodes: first audio first, then whose listener runs out
+        first, then who has waited longest."""
         ready = [stream for stream in self._streams if stream.slot is not None and stream.pending]
         if not ready:
             return []
-        ready.sort(key=lambda stream: stream.served)
+        ready.sort(key=lambda stream: (stream.chunks[0].due_s, stream.served))
         if self._alone:
-            return [([stream], 1) for stream in ready]
+            # A chunk is heard when all of it is there, so a step makes all of it: other stages may take long until the next.
+            return [([stream], 1) for stream in ready for _ in range(stream.chunks[0].frames - stream.made_frames)]
         count = _step_frames(len(ready[0].pending))
         group = [stream for stream in ready if _step_frames(len(stream.pending)) == count]
         return [(group[: max(1, self.max_step_frames // count)], count)]
@@ -391,10 +414,9 @@ class VocoderRunner:
         """The sound of what was pushed together, together."""
         # It may have been aborted since, also by an earlier stream's on_audio.
         while stream.chunks and not stream.ended:
-            size = stream.chunks[0] * FRAME_SAMPLES
-            if sum(map(len, stream.made)) < size:
+            if stream.made_frames < stream.chunks[0].frames:
                 return
-            stream.chunks.popleft()
+            size = stream.chunks.popleft().frames * FRAME_SAMPLES
             sound = np.concatenate(stream.made)
             stream.made = [sound[size:]]
             stream.on_audio(sound[:size])

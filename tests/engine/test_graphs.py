@@ -29,7 +29,7 @@ def test_sizes_are_few_and_waste_at_most_half() -> None:
 def test_padded_steps_equal_steps_as_they_are(batched: int, mrope: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those of prompts, but for one that is longer than the largest graph."""
     options = {"max_num_seqs": 5, "pages": 220, "max_num_batched_tokens": batched, "max_model_len": 600}
-    plain, padded = ([*requests_of(10), Request(prompt(550))] for _ in range(2))
+    plain, padded = ([Request(prompt(550)), *requests_of(10)] for _ in range(2))
     run(make_runner(TinyStage(mrope=mrope), **options), *plain)
     recorded = without_cuda(monkeypatch)
     stage = TinyStage(mrope=mrope)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from tiny_stage import GREEDY, STOP, VOCABULARY, Request, TinyStage, make_runner, prompt, run
 
+from aura_omni.engine.runner import SHARED_ROWS
 from aura_omni.engine.seats import Seats
 from aura_omni.engine.sequence import MediaSpan, Sequence
 from aura_omni.errors import BadRequest, EngineError, Overloaded, PromptTooLong, Unavailable
@@ -561,3 +562,22 @@ def test_counters_tell_what_happens() -> None:
     counters = runner.counters
     assert (counters.running, counters.waiting, counters.steps, counters.computed_rows) == (1, 1, 1, 9)
     assert (counters.pages, counters.pages_used, counters.pages_kept) == (64, 3, 2)
+
+
+def test_while_a_more_urgent_runner_has_work_prompts_are_read_in_short_steps() -> None:
+    stage, speaks = TinyStage(), make_runner(TinyStage(seed=1))
+    options = {"max_num_batched_tokens": 1000, "max_model_len": 1000, "pages": 250}
+    calm, other = Request(prompt(500)), Request(prompt(500))
+    run(make_runner(stage, **options), calm)
+    assert stage.batches[0].rows == 500
+    stage.batches.clear()
+    reads = make_runner(stage, before=[speaks], **options)
+    speaks.add(Request(prompt(5)).sequence)
+    reads.add(other.sequence)
+    reads.step()
+    reads.step()
+    while speaks.busy:
+        speaks.step()
+    run(reads)
+    assert [batch.rows for batch in stage.batches[:3]] == [SHARED_ROWS["cpu"]] * 2 + [500 - 2 * SHARED_ROWS["cpu"]]
+    assert other.heard == calm.heard

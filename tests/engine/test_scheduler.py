@@ -12,7 +12,13 @@ from aura_omni.flow import Sampling
 
 
 def make(pages: int = 100, size: int = 4, **changes: int) -> Scheduler:
-    limits = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "max_model_len": 1000, "max_waiting": 100}
+    limits = {
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 16,
+        "max_model_len": 1000,
+        "max_waiting": 100,
+        "shared_rows": 16,
+    }
     return Scheduler(KVCache(pages, size), **(limits | changes))
 
 
@@ -59,6 +65,39 @@ def test_decode_rows_come_first_and_prompts_get_the_rest_of_the_budget() -> None
     assert rows(batch) == {0: (3, 1), 1: (0, 15)}
     assert batch is not None
     assert batch.sequences[0].id == 0
+
+
+def test_a_step_that_others_wait_for_reads_few_rows_of_prompts() -> None:
+    scheduler = make(max_num_batched_tokens=100, shared_rows=8)
+    scheduler.add(sequence(150))
+    assert scheduler.schedule(shared=True).rows == 8  # type: ignore[union-attr]
+    assert rows(step(scheduler)) == {0: (0, 100)}
+    assert rows(step(scheduler)) == {0: (100, 50)}
+    scheduler.add(sequence(20, first=500))
+    assert rows(step(scheduler)) == {0: (150, 1), 1: (0, 8)}, "who decodes waits for the whole step"
+
+
+def test_a_short_prompt_does_not_wait_for_the_long_one_before_it() -> None:
+    scheduler = make()
+    for number, length in enumerate((40, 40, 5, 4, 3)):
+        scheduler.add(sequence(length, first=1000 * number))
+    assert rows(step(scheduler)) == {0: (0, 12), 3: (0, 4)}, "a quarter of the step is for prompts that end in it"
+    assert rows(step(scheduler)) == {3: (4, 1), 0: (12, 15)}, "and nobody's, if there is none"
+    scheduler.remove(next(one for one in scheduler.running if one.id == 3))
+    assert rows(step(scheduler)) == {0: (27, 13), 4: (0, 3)}, "the seat is the last one's"
+    assert rows(step(scheduler))[1] == (0, 14), "of those that are too long for that, the second follows the first"
+
+
+def test_a_prompt_that_waits_for_a_long_one_takes_over_what_that_one_has_read_meanwhile() -> None:
+    scheduler = make()
+    first, second = sequence(44), sequence(48)
+    scheduler.add(first)
+    scheduler.add(second)
+    for start in (0, 16):
+        assert rows(step(scheduler)) == {0: (start, 16)}
+        assert second.seat >= 0
+    assert rows(step(scheduler)) == {0: (32, 12), 1: (32, 4)}
+    assert second.cached == scheduler.cached_rows == 32
 
 
 def test_sequences_join_and_leave_between_any_two_steps() -> None:

@@ -10,12 +10,14 @@ import torch
 from aura_omni.engine.attention import PagedKV
 from aura_omni.engine.runner import ArRunner
 from aura_omni.engine.steps import PREFILL_SIZES
+from aura_omni.engine.sequence import Sequence
 from aura_omni.flow import Message, Sampling, Text, Video
 from aura_omni.stages.aura import AuraStage
 from tests.aura_tiny import PlainKV, forward, greedy, image, sequence_of, stage, video
 from tests.replayed import without_cuda
 
 PAGE = 16
+GREEDY = Sampling(temperature=0.0, max_tokens=6, ignore_eos=True)
 
 
 def user(*parts: Video | str) -> Message:
@@ -148,3 +150,94 @@ def test_requests_that_push_each_other_out_of_the_pages_say_the_same(aura: AuraS
     heard, _ = ask(aura, runner, chats, 24)
     assert runner.counters.preemptions > 0
     assert heard == [alone(aura, chat, 24) for chat in chats]
+
+
+# ---------------------------------------------------------------- prompts whose end is not known yet
+
+HEARD = [
+    SYSTEM,
+    user(ROUND.parts[0], "what is it?"),
+    Message("assistant", (Text("A cat."),)),
+    user(video(2, 64, 64), "now?"),
+]
+UNHEARD = [SYSTEM, user(ROUND.parts[0]), Message("assistant", (Text("A cat."),)), user(video(2, 64, 64))]
+
+
+def open_sequence(aura: AuraStage, runner: ArRunner, chat: Seq[Message], ids: list[int]) -> Sequence:
+    """Reads what precedes the text of the first message of the user, and all there is to do is done."""
+    draft = aura.prompt(chat)
+    sequence = aura.sequence(draft, GREEDY, on_output=ids.append, on_end=lambda *_: None, known=draft.before_text[1])
+    runner.add(sequence)
+    settle(runner)
+    return sequence
+
+
+def settle(runner: ArRunner) -> None:
+    while runner.busy:
+        runner.step()
+        runner.check_integrity()
+
+
+def close(aura: AuraStage, runner: ArRunner, sequence: Sequence, chat: Seq[Message]) -> None:
+    aura.close(sequence, aura.prompt(chat), GREEDY)
+    runner.close(sequence)
+    settle(runner)
+
+
+@pytest.mark.parametrize("rows", [512, 23])
+def test_a_prompt_read_in_advance_gives_the_same_answer_and_no_picture_is_encoded_twice(
+    aura: AuraStage, encoded: list[int], rows: int
+) -> None:
+    runner, ids = runner_of(aura, rows=rows), list[int]()
+    sequence = open_sequence(aura, runner, UNHEARD, ids)
+    assert sum(encoded) == 2
+    assert list(sequence.state.features) == [1], "what is read needs no features, what will be does"
+    features = sequence.state.features[1]
+    assert features.untyped_storage().nbytes() == features.nbytes, "it keeps more than itself"
+    close(aura, runner, sequence, HEARD)
+    assert sum(encoded) == 2
+    assert not sequence.state.features
+    assert sequence.cached == 0
+    assert ids == alone(aura, HEARD, 6)
+    assert runner.counters.pages_used == 0
+
+
+def test_what_was_encoded_for_nothing_is_freed(aura: AuraStage, encoded: list[int]) -> None:
+    runner, ids = runner_of(aura), list[int]()
+    ask(aura, runner, [HEARD], 6)
+    sequence = open_sequence(aura, runner, UNHEARD, ids)
+    assert sequence.state.features
+    close(aura, runner, sequence, HEARD)  # the pages of the last picture are in the cache
+    assert ids == alone(aura, HEARD, 6)
+    assert not sequence.state.features
+    cancelled = open_sequence(aura, runner, UNHEARD, [])
+    assert cancelled.state.features
+    runner.abort(cancelled)
+    assert not cancelled.state.features
+    assert runner.counters.pages_used == 0
+
+
+def test_only_pictures_of_the_last_message_are_encoded_in_advance_up_to_a_limit(
+    aura: AuraStage, encoded: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = [*UNHEARD, SILENT, user(video(4, 64, 64, seed=4), image(64, 64))]
+    runner = runner_of(aura)
+    sequence = open_sequence(aura, runner, later, [])
+    assert sorted(sequence.state.features) == [2, 3, 4]
+    held = sum(features.nbytes for features in sequence.state.features.values())
+    assert held <= AuraStage.ahead_bytes(aura.network.config, aura.dtype)
+    runner.abort(sequence)
+    patches = 4 * aura.prompt(later).groups[2].length
+    monkeypatch.setattr("aura_omni.stages.aura.AHEAD_PATCHES", 2 * patches)
+    sequence = open_sequence(aura, runner, later, [])
+    assert sorted(sequence.state.features) == [2, 3]
+    runner.abort(sequence)
+
+
+def test_a_preempted_prompt_that_was_read_in_advance_is_read_again(aura: AuraStage) -> None:
+    runner, ids = runner_of(aura, pages=14), list[int]()
+    sequence = open_sequence(aura, runner, UNHEARD, ids)
+    ask(aura, runner, [[SYSTEM, user(video(2, 96, 160, seed=seed), "look")] for seed in (5, 6, 7)], 24)
+    assert sequence.preempted == 1
+    close(aura, runner, sequence, HEARD)
+    assert ids == alone(aura, HEARD, 6)

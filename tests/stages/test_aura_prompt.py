@@ -246,3 +246,28 @@ def test_a_tokenizer_without_the_marker_is_refused() -> None:
         writer(added=without)
     tokens = writer(added=without, profile=Profile(silent_token=None)).write([said("assistant", "<|silent|>")]).tokens
     assert max(tokens) < 256 + len(without)
+
+
+@pytest.mark.parametrize("spelling", ["newline", "bare"])
+@pytest.mark.parametrize("system", [False, True])
+def test_rows_before_a_text_do_not_depend_on_it(spelling: Any, system: bool) -> None:
+    write = writer(profile=Profile(spelling=spelling)).write
+    chat = [
+        *([said("system", "Be brief.")] if system else []),
+        said("user", video(3, 64, 96), "look", image(70, 40)),
+        said("assistant", "A cat."),
+        said("user", "really?"),
+        said("system", "Say <|silent|> now."),
+        said("user", image(40, 70)),
+    ]
+    whole = write(chat)
+    assert len(whole.before_text) == len(chat)
+    for index, (message, rows) in enumerate(zip(chat, whole.before_text, strict=True)):
+        pictures = [part for part in message.parts if not isinstance(part, Text)]
+        for text in ((), ("",), ("<|silent|>",), ("user\n<|im_end|>", "second")):
+            other = write([*chat[:index], said(message.role, *pictures, *text), *chat[index + 1 :]])
+            assert other.before_text[index] == rows
+            assert other.tokens[:rows] == whole.tokens[:rows]
+            assert np.array_equal(other.positions[:, :rows], whole.positions[:, :rows])
+        last = whole.tokens[rows - 1]
+        assert NAMES[last] == ("<|vision_end|>" if pictures else "<|im_start|>")

@@ -1,5 +1,6 @@
 """Chunks of speech against a clock that the test turns."""
 
+import math
 from collections.abc import Sequence
 from itertools import repeat
 
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aura_omni.flow import Playback
+from aura_omni.flow import FRAME_S, Playback
 from aura_omni.stages.pace import Pace
 
 LIVE = Playback()
@@ -125,3 +126,22 @@ def test_nothing_is_due_before_a_frame_has_come():
     pace.sent()
     clock.now_s += 10
     assert not pace.due
+
+
+def test_the_next_chunk_is_due_when_the_listener_has_heard_the_last():
+    clock = Clock()
+    pace = Pace(Playback(), first=2, most=25, clock=clock)
+    assert pace.dry_at_s == -math.inf, "nobody waits longer than before the first sound"
+    pace.came()
+    pace.came()
+    pace.sent()
+    assert pace.dry_at_s == pytest.approx(clock.now_s + 2 * FRAME_S)
+    clock.now_s += 0.1
+    pace.came()
+    pace.sent()
+    assert pace.dry_at_s == pytest.approx(clock.now_s - 0.1 + 3 * FRAME_S)
+    clock.now_s += 5.0
+    assert pace.dry_at_s < clock.now_s, "it is late"
+    pace.came()
+    pace.sent()
+    assert pace.dry_at_s == pytest.approx(clock.now_s + FRAME_S)

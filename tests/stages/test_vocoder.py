@@ -208,6 +208,38 @@ def test_first_audio_goes_before_the_backlog_of_others(decoder: CodecDecoder) ->
     assert len(busy.pending) == 32
 
 
+def test_whose_listener_runs_out_first_is_decoded_first(decoder: CodecDecoder) -> None:
+    runner = VocoderRunner(decoder, max_num_seqs=4)
+    streams = [start(runner) for _ in range(3)]
+    for number, (stream, _) in enumerate(streams):
+        runner.push(stream, codes_of(1, seed=number))
+    runner.step()
+    for (stream, _), frames, due_s in zip(streams, (1, 2, 4), (30.0, 20.0, 10.0), strict=True):
+        runner.push(stream, codes_of(frames, seed=frames), due_s=due_s)
+    late, late_heard = start(runner)
+    runner.push(late, codes_of(8, seed=8))
+    order = []
+    for heard in (late_heard, *(listener for _, listener in reversed(streams))):
+        before = len(heard.chunks)
+        runner.step()
+        order.append(len(heard.chunks) - before)
+    assert order == [1, 1, 1, 1], "first audio, then by the time at which silence would begin"
+
+
+def test_where_frames_are_computed_alone_a_step_makes_all_of_a_chunk(decoder: CodecDecoder) -> None:
+    runner = VocoderRunner(decoder, max_num_seqs=2, alone=True)
+    stream, heard = start(runner)
+    runner.push(stream, codes_of(5, seed=0))
+    runner.push(stream, codes_of(3, seed=1))
+    assert runner.busy
+    runner.step()
+    assert [len(chunk) // 1920 for chunk in heard.chunks] == [5]
+    assert runner.busy
+    runner.step()
+    assert [len(chunk) // 1920 for chunk in heard.chunks] == [5, 3]
+    assert not runner.busy
+
+
 def test_a_long_backlog_does_not_starve_a_stream_with_little(decoder: CodecDecoder) -> None:
     runner = VocoderRunner(decoder, max_num_seqs=2)
     behind, _ = start(runner)

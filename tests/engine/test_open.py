@@ -1,0 +1,233 @@
+"""Sequences whose prompt is not all known yet: read as far as it is, behind everybody else, and then like any other."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from tiny_stage import GREEDY, Request, TinyStage, make_runner, prompt, run
+
+from aura_omni.engine.runner import SHARED_ROWS, ArRunner
+from aura_omni.engine.sequence import MediaSpan, Sequence
+from aura_omni.flow import Sampling
+from tests.slow_lane import SlowLane
+
+PENALISED = Sampling(max_tokens=8, seed=11, temperature=0.9, repetition_penalty=1.3, presence_penalty=0.3)
+
+
+Whole = tuple[list[int], tuple[MediaSpan, ...]]
+
+
+def opened(request: Request, known: int) -> Whole:
+    """The request with only so many tokens known, which cut no medium; returns all of it."""
+    sequence = request.sequence
+    whole = list(sequence.tokens), sequence.media
+    sequence.tokens, sequence.prompt_length, sequence.open = sequence.tokens[:known], known, True
+    sequence.media = tuple(span for span in sequence.media if span.start < known)
+    return whole
+
+
+def close(runner: ArRunner, sequence: Sequence, whole: Whole) -> None:
+    sequence.tokens, sequence.media = whole
+    sequence.prompt_length = sequence.length
+    runner.close(sequence)
+    runner.check_integrity()
+
+
+def settle(runner: ArRunner) -> None:
+    while runner.busy:
+        runner.step()
+        runner.check_integrity()
+
+
+def calm(request: Request) -> list[int]:
+    run(make_runner(TinyStage()), request)
+    return request.heard
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, PENALISED])
+@pytest.mark.parametrize("known", [1, 4, 15, 20])
+@pytest.mark.parametrize("prefix_caching", [False, True])
+def test_an_open_sequence_draws_nothing_and_then_goes_on_where_it_was(
+    known: int, prefix_caching: bool, sampling: Sampling
+) -> None:
+    media = (MediaSpan(5, 10, b"clip"),)
+    want = calm(Request(prompt(21), sampling, media=media))
+    runner = make_runner(TinyStage(), prefix_caching=prefix_caching)
+    request = Request(prompt(21), sampling, media=media)
+    whole = opened(request, known)
+    runner.add(request.sequence)
+    settle(runner)
+    assert (request.sequence.computed, request.sequence.generated) == (known, 0)
+    assert runner.counters.prompt_tokens == 0
+    close(runner, request.sequence, whole)
+    settle(runner)
+    assert request.heard == want
+    assert runner.counters.computed_rows == 21 + len(want) - 1, "a row was computed twice"
+    assert runner.counters.prompt_tokens == 21
+    assert request.sequence.cached == runner.counters.cached_rows == 0, "what it computed itself is no cached prompt"
+    assert runner.counters.pages_used == 0
+
+
+def test_rows_that_others_have_computed_behind_the_known_ones_are_taken_over() -> None:
+    runner = make_runner(TinyStage())
+    first, second = Request(prompt(31)), Request(prompt(31))
+    run(runner, first)
+    whole = opened(second, 10)
+    runner.add(second.sequence)
+    settle(runner)
+    assert second.sequence.cached == 8
+    close(runner, second.sequence, whole)
+    settle(runner)
+    assert second.heard == first.heard
+    assert second.sequence.cached == 26  # 28 are there, and two of them it had computed by then
+    assert runner.counters.cached_rows == 26
+    assert runner.counters.computed_rows == 2 * (31 + 8 - 1) - 26
+    assert runner.counters.pages_used == 0
+
+
+def test_a_sequence_closed_before_its_first_step_is_like_any_other() -> None:
+    runner = make_runner(TinyStage())
+    first, second = Request(prompt(31)), Request(prompt(31))
+    run(runner, first)
+    whole = opened(second, 10)
+    runner.add(second.sequence)
+    close(runner, second.sequence, whole)
+    settle(runner)
+    assert second.heard == first.heard
+    assert second.sequence.cached == 28
+
+
+def test_a_sequence_closed_while_its_known_rows_are_computed_loses_none_of_them() -> None:
+    lane = SlowLane()
+    runner = make_runner(TinyStage(), lane=lane)
+    request = Request(prompt(21), PENALISED)
+    want, whole = calm(Request(prompt(21), PENALISED)), opened(request, 14)
+    runner.add(request.sequence)
+    runner.step()
+    close(runner, request.sequence, whole)
+    while runner.busy:
+        lane.arrive()
+        runner.step()
+        runner.check_integrity()
+    assert request.heard == want
+    assert runner.counters.pages_used == 0
+
+
+@pytest.mark.parametrize("moment", ["waiting", "under way", "read", "closed"])
+def test_an_open_sequence_can_be_ended_at_any_moment(moment: str) -> None:
+    lane = SlowLane()
+    runner = make_runner(TinyStage(), lane=lane)
+    request = Request(prompt(21))
+    whole = opened(request, 14)
+    runner.add(request.sequence)
+    if moment != "waiting":
+        runner.step()
+    if moment in ("read", "closed"):
+        lane.arrive()
+        runner.step()
+    if moment == "closed":
+        close(runner, request.sequence, whole)
+    runner.abort(request.sequence)
+    runner.check_integrity()
+    assert request.reason == "cancelled"
+    assert runner.counters.pages_used == 0
+    lane.arrive()
+    runner.step()
+    assert not runner.busy
+
+
+def test_a_prompt_that_somebody_waits_for_goes_first_and_alone() -> None:
+    stage = TinyStage()
+    runner = make_runner(stage, max_num_batched_tokens=16, max_model_len=512, pages=200)
+    ahead, urgent = Request(prompt(200)), Request(prompt(40, seed=1))
+    opened(ahead, 180)
+    runner.add(ahead.sequence)
+    runner.step()
+    runner.add(urgent.sequence)
+    before = ahead.sequence.computed
+    while not urgent.heard:
+        runner.step()
+        assert ahead.sequence.computed == before
+    while not urgent.ends:  # rows of decoding leave room
+        runner.step()
+    assert ahead.sequence.computed > before
+    settle(runner)
+    assert ahead.sequence.computed == 180
+    runner.abort(ahead.sequence)
+
+
+def test_a_step_has_a_bounded_number_of_rows_that_nobody_waits_for() -> None:
+    runner = make_runner(TinyStage(), max_num_batched_tokens=4000, max_model_len=4000, page_size=16, pages=250)
+    ahead = Request(prompt(SHARED_ROWS["cpu"] + 50))
+    opened(ahead, SHARED_ROWS["cpu"] + 40)
+    runner.add(ahead.sequence)
+    runner.step()
+    assert ahead.sequence.computed == SHARED_ROWS["cpu"]
+    settle(runner)
+    runner.abort(ahead.sequence)
+
+
+@pytest.mark.parametrize("rows", [8, 64])
+def test_an_open_sequence_gives_its_seat_and_its_pages_to_who_is_waited_for(rows: int) -> None:
+    runner = make_runner(TinyStage(), max_num_seqs=1, pages=8, max_num_batched_tokens=rows)
+    ahead, urgent = Request(prompt(21)), Request(prompt(20, seed=1))
+    want, whole = calm(Request(prompt(21))), opened(ahead, 18)
+    assert runner.spare
+    runner.add(ahead.sequence)
+    runner.step()
+    assert ahead.sequence.computed == min(rows, 18)
+    assert not runner.spare
+    runner.add(urgent.sequence)
+    settle(runner)
+    assert urgent.ends
+    assert ahead.sequence.preempted == 1
+    assert not ahead.sequence.computed, "it was computed again for nobody"
+    assert not runner.spare, "somebody waits"
+    close(runner, ahead.sequence, whole)
+    settle(runner)
+    assert ahead.heard == want
+    assert runner.counters.pages_used == 0
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whenever_prompts_become_known_and_pages_run_out_everyone_says_the_same(seed: int) -> None:
+    dice, lane = random.Random(seed), SlowLane()
+    samplings = [GREEDY, replace(PENALISED, seed=seed), replace(GREEDY, presence_penalty=0.7)]
+
+    def make(index: int) -> Request:
+        tokens = prompt(9, seed=99) * (index % 2) + prompt(2 + 7 * index % 23, seed=index % 6)
+        media = (MediaSpan(len(tokens) // 3, 1 + index % 2, bytes([index % 3])),)
+        return Request(tokens, replace(samplings[index % 3], max_tokens=4 + index % 17), media=media)
+
+    want = [calm(make(index)) for index in range(18)]
+    crowd = [make(index) for index in range(18)]
+    doomed = [make(index) for index in range(6)]
+    runner = make_runner(TinyStage(), lane=lane, pages=16, max_num_batched_tokens=8, max_num_seqs=4)
+    coming, unknown = [*crowd, *doomed], {}
+    dice.shuffle(coming)
+    while coming or unknown or runner.busy:
+        if coming and dice.random() < 0.5:
+            request = coming.pop()
+            if dice.random() < 0.6:
+                (span,) = request.sequence.media
+                whole = range(1, len(request.sequence.tokens))
+                inside = range(span.start + 1, span.start + span.length)
+                unknown[request] = opened(request, dice.choice([known for known in whole if known not in inside]))
+            runner.add(request.sequence)
+        runner.step()
+        runner.check_integrity()
+        if dice.random() < 0.5:
+            lane.arrive()
+        for request in list(unknown):
+            if dice.random() < 0.2:
+                if request in doomed:
+                    del unknown[request]
+                    runner.abort(request.sequence)
+                else:
+                    close(runner, request.sequence, unknown.pop(request))
+    assert [request.heard for request in crowd] == want
+    assert runner.counters.pages_used == 0
+    assert runner.counters.preemptions > 0
+    assert runner.counters.cached_rows > 0
