@@ -37,6 +37,19 @@ def fused() -> ModuleType:
     return kernels
 
 
+def few(x: Tensor) -> bool:
+    """Whether x [N, H] is of so few rows that norms and sums are computed along with the products (`fused_linear`)."""
+    return fusible(x) and len(x) <= fused_linear().MOST_ROWS and x.shape[1] <= fused_linear().MOST_WIDTH
+
+
+@cache
+def fused_linear() -> ModuleType:
+    """`models.fused_linear`, likewise."""
+    from aura_omni.models import fused_linear as kernels
+
+    return kernels
+
+
 class RMSNorm(nn.Module):
     """Statistics and normalisation in float32, cast back, then the weight in the input's dtype (the order matters in bf16)."""
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from aura_omni.models.fields import positive, rope_theta, whole
-from aura_omni.models.layers import DenseKV, KeyValues, RMSNorm, Rope, SwiGLU, fused, fusible, rotate
+from aura_omni.models.layers import DenseKV, KeyValues, RMSNorm, Rope, SwiGLU, few, fused, fused_linear, fusible, rotate
 from aura_omni.models.weights import StackedLinear
 
 
@@ -72,12 +72,15 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(config.head_dim, config.rms_eps)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: KeyValues) -> Tensor:
-        rows = x.shape[0]
-        qkv = self.qkv_proj(x)
+        return self.o_proj(self.attended(self.qkv_proj(x), cos, sin, kv))
+
+    def attended(self, qkv: Tensor, cos: Tensor, sin: Tensor, kv: KeyValues) -> Tensor:
+        """From what `qkv_proj` makes of the rows to what `o_proj` reads."""
+        rows = len(qkv)
         if isinstance(kv, DenseKV) and kv.takes_raw(qkv):
-            return self.o_proj(kv.attend_raw(self.layer, qkv, self.q_norm, self.k_norm, cos, sin))
+            return kv.attend_raw(self.layer, qkv, self.q_norm, self.k_norm, cos, sin)
         q, k, v = self.qkv_proj.split(qkv)
-        if fusible(x):
+        if fusible(qkv):
             q, k = fused().qk_norm_rope(
                 qkv,
                 self.q_norm.weight,
@@ -91,8 +94,7 @@ class Attention(nn.Module):
         else:
             q = rotate(self.q_norm(q.view(rows, self.heads, self.head_dim)), cos, sin)
             k = rotate(self.k_norm(k.view(rows, self.kv_heads, self.head_dim)), cos, sin)
-        out = kv.attend(self.layer, q, k, v.reshape(rows, self.kv_heads, self.head_dim))
-        return self.o_proj(out.reshape(rows, -1))
+        return kv.attend(self.layer, q, k, v.reshape(rows, self.kv_heads, self.head_dim)).reshape(rows, -1)
 
 
 class DecoderLayer(nn.Module):
@@ -103,11 +105,30 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden, config.rms_eps)
         self.mlp = SwiGLU(config.hidden, config.intermediate)
 
-    def forward(self, x: Tensor, more: Tensor | None, cos: Tensor, sin: Tensor, kv: KeyValues) -> tuple[Tensor, Tensor]:
-        """The residual stream as two summands, before and after; whoever reads it adds them up and norms them at once."""
+    def forward(
+        self, x: Tensor, more: Tensor | None, cos: Tensor, sin: Tensor, kv: KeyValues
+    ) -> tuple[Tensor, Tensor | None]:
+        """The residual stream as two summands, before and after; whoever reads it adds them up and norms them at once.
+
+        Of a few rows it is already summed.
+        """
+        if few(x):
+            return self._of_few(_summed(x, more), cos, sin, kv), None
         x, normed = self.input_layernorm.of_sum(x, more)
         x, normed = self.post_attention_layernorm.of_sum(x, self.self_attn(normed, cos, sin, kv))
         return x, self.mlp(normed)
+
+    def _of_few(self, x: Tensor, cos: Tensor, sin: Tensor, kv: KeyValues) -> Tensor:
+        kernels, attention, mlp = fused_linear(), self.self_attn, self.mlp
+        before, after = self.input_layernorm, self.post_attention_layernorm
+        qkv = kernels.normed_linear(x, before.weight, before.eps, attention.qkv_proj.weight)
+        x = kernels.linear_added(attention.attended(qkv, cos, sin, kv), attention.o_proj.weight, x)
+        inner = kernels.normed_swiglu(x, after.weight, after.eps, mlp.gate_up_proj.weight)
+        return kernels.linear_added(inner, mlp.down_proj.weight, x)
+
+
+def _summed(x: Tensor, more: Tensor | None) -> Tensor:
+    return x if more is None else x + more
 
 
 class Decoder(nn.Module):
@@ -144,7 +165,7 @@ class Decoder(nn.Module):
         for number, layer in enumerate(self.layers):
             x, more = layer(x, more, cos, sin, kv)
             if number < len(adds):
-                x, more = x + more, None
+                x, more = _summed(x, more), None
                 x = x + adds[number] if add_rows is None else x.index_add(0, add_rows, adds[number])
         return self.norm.of_sum(x, more)[1]
 

@@ -10,14 +10,15 @@ from torch import Tensor
 
 from aura_omni.engine.sampler import Draw, pick
 from aura_omni.flow import Sampling
-from aura_omni.models import qwen3_vl
+from aura_omni.models import layers, qwen3, qwen3_vl
 from aura_omni.models.layers import DenseKV, RMSNorm, Rope, rotate
+from aura_omni.models.qwen3 import Decoder, DecoderConfig
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytest.importorskip("triton")
 
 from aura_omni.engine import fused_sampler, paged_attention  # noqa: E402
-from aura_omni.models import fused  # noqa: E402
+from aura_omni.models import fused, fused_linear  # noqa: E402
 
 PAGE = 16
 # The interpreter takes products of bfloat16 for products of integers.
@@ -239,3 +240,58 @@ def test_patches_are_turned_as_plainly(dtype: torch.dtype, limit: float) -> None
     plain = qkv.view(groups, patches, 3, heads, dim).permute(2, 0, 3, 1, 4)[:2]
     for one, other in zip(fused.turn_patches(qkv, cos, sin, heads), plain, strict=True):
         assert_close(one, qwen3_vl._turn(other, cos, sin), limit)
+
+
+# ------------------------------------------------------------ layers of a few rows
+
+
+@PRECISION
+@pytest.mark.parametrize(
+    ("rows", "size_in", "size_out"), [(1, 1_024, 48), (4, 2_048, 33), (3, 48, 40), (2, 300, 5), (1, 6_144, 16)]
+)
+def test_products_with_what_is_around_them(
+    dtype: torch.dtype, limit: float, rows: int, size_in: int, size_out: int
+) -> None:
+    torch.manual_seed(0)
+    x, norm = torch.randn(rows, size_in).to(DEVICE, dtype), norm_of(size_in, dtype)
+    weight = (torch.randn(2 * size_out, size_in) / size_in**0.5).to(DEVICE, dtype)
+    half, more = weight[:size_out], torch.randn(rows, size_out).to(DEVICE, dtype)
+    with torch.enable_grad():  # plainly
+        product, sums = F.linear(norm(x), half), more + F.linear(x, half)
+        gate, up = F.linear(norm(x), weight).split(size_out, dim=1)
+    assert_close(fused_linear.normed_linear(x, norm.weight, norm.eps, half), product, limit)
+    assert_close(fused_linear.normed_swiglu(x, norm.weight, norm.eps, weight), F.silu(gate) * up, limit)
+    assert_close(fused_linear.linear_added(x, half, more), sums, limit)
+
+
+def test_a_decoder_of_a_few_rows_is_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = DecoderConfig(
+        layers=2,
+        hidden=48,
+        intermediate=40,
+        heads=4,
+        kv_heads=2,
+        head_dim=16,
+        rms_eps=1e-6,
+        rope_theta=1e4,
+        max_positions=64,
+    )
+    torch.manual_seed(0)
+    decoder = Decoder(config).to(DEVICE).requires_grad_(False)
+    steps = [(torch.randn(2 * count, 48, device=DEVICE), count) for count in (2, 1, 1)]
+    adds = torch.randn(1, 48, device=DEVICE)
+
+    def outputs() -> list[Tensor]:
+        kv, found = DenseKV(2, 2, 4, 2, 16, dtype=torch.float32, device=DEVICE), []
+        for x, count in steps:
+            positions = torch.arange(kv.length, kv.length + count, device=DEVICE).repeat(2)
+            found.append(decoder(x, positions, kv, (adds,), torch.tensor([1], device=DEVICE)))
+            kv.advance()
+        return found
+
+    with torch.enable_grad():
+        plain = outputs()
+    for module in (layers, qwen3):
+        monkeypatch.setattr(module, "fusible", lambda x: True)
+    for one, other in zip(outputs(), plain, strict=True):
+        assert (one - other).abs().max() < 1e-4
