@@ -183,12 +183,12 @@ class _Planner:
         for name in self.parts.ar_runners:
             self._check_sampling(name, sampling[name])
         speaking = self._speaking(request)
-        unheard = None
+        prompt = None
         if self.parts.aura is not None:
             # Refuses impossible frames and a prompt that is too long even before anything was heard.
             messages = with_transcripts(request.messages, None)
-            unheard = self.parts.aura.prompt(messages, system_prompt=request.system_prompt)
-            self.parts.ar_runners["aura"].check(len(unheard.tokens), sampling["aura"])
+            prompt = self.parts.aura.prompt(messages, system_prompt=request.system_prompt)
+            self.parts.ar_runners["aura"].check(len(prompt.tokens), sampling["aura"])
         body = self._body(request, speaking)
         text_tokens = 0 if speaking is None else self._check_speech(request, speaking, body, sampling["talker"])
         reference = None
@@ -201,8 +201,8 @@ class _Planner:
             sampling=sampling,
             hearing=hearing,
             at_once=self.config.stage("asr").max_num_seqs if self.parts.asr is not None else 0,
-            unheard=unheard,
-            draft=None if unheard is None else self._draft(request, hearing, unheard),
+            prompt=prompt,
+            draft=None if prompt is None else self._draft(request, hearing, prompt),
             speaking=speaking,
             reference=reference,
             normalize=self._normalizes(request),

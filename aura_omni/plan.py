@@ -35,7 +35,7 @@ class Plan:
 
     hearing: for each Audio part of the messages, in order, its parts (long clips are cut; none: no sound in it).
     at_once: parts that may be in ASR at the same time; more would let one Turn fill the server.
-    unheard: AURA's prompt if nothing is heard in any clip, or there is none.
+    prompt: AURA's prompt if nothing is heard in any clip, or there is none.
     draft: what AURA may read while ASR hears.
     reference: samples float32 at VOICE_RATE of the voice to clone.
     normalize: what is spoken is a clean form of what is written.
@@ -46,7 +46,7 @@ class Plan:
     sampling: Mapping[StageName, Sampling]
     hearing: tuple[tuple[Listening, ...], ...]
     at_once: int
-    unheard: AuraPrompt | None
+    prompt: AuraPrompt | None
     draft: Draft | None
     speaking: Speaking | None
     reference: np.ndarray | None

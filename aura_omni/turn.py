@@ -149,7 +149,7 @@ class Turn:
             self._work.finish(self._work.text_reason if self._nothing_chosen else "silent")
             return
         sampling = self._plan.sampling["aura"]
-        prompt = self._plan.unheard
+        prompt = self._plan.prompt
         if prompt is None or any(transcript.text for transcript in transcripts):
             prompt = aura.prompt(messages, system_prompt=request.system_prompt)
         self._speaker.follow(text_of(messages[-1]))

@@ -245,6 +245,7 @@ def test_patches_are_turned_as_plainly(dtype: torch.dtype, limit: float) -> None
 # ------------------------------------------------------------ layers of a few rows
 
 
+@LOOPS
 @PRECISION
 @pytest.mark.parametrize(
     ("rows", "size_in", "size_out"), [(1, 1_024, 48), (4, 2_048, 33), (3, 48, 40), (2, 300, 5), (1, 6_144, 16)]
@@ -264,6 +265,7 @@ def test_products_with_what_is_around_them(
     assert_close(fused_linear.linear_added(x, half, more), sums, limit)
 
 
+@LOOPS
 def test_a_decoder_of_a_few_rows_is_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
     config = DecoderConfig(
         layers=2,

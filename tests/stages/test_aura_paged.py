@@ -9,8 +9,8 @@ import torch
 
 from aura_omni.engine.attention import PagedKV
 from aura_omni.engine.runner import ArRunner
-from aura_omni.engine.steps import PREFILL_SIZES
 from aura_omni.engine.sequence import Sequence
+from aura_omni.engine.steps import PREFILL_SIZES
 from aura_omni.flow import Message, Sampling, Text, Video
 from aura_omni.stages.aura import AuraStage
 from tests.aura_tiny import PlainKV, forward, greedy, image, sequence_of, stage, video
