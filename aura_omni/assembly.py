@@ -241,7 +241,7 @@ def _activation_bytes(stage: StageConfig, network: nn.Module, dtype: torch.dtype
     if isinstance(network, CodecDecoder):
         codec = network.config
         waveform = codec.frame_samples * (codec.width >> len(codec.wave_rates))  # elements of a frame in the last block
-        return 10 * vocoder.MAX_STEP_FRAMES * waveform * dtype.itemsize
+        return 12 * vocoder.MAX_STEP_FRAMES * waveform * dtype.itemsize  # seven of them the windows of a convolution
     inner = max(layer.mlp.down_proj.in_features for layer in network.modules() if isinstance(layer, DecoderLayer))
     widest = max(layer.out_features for layer in network.modules() if isinstance(layer, nn.Linear))
     logits = stage.max_num_seqs * 6 * widest * torch.float32.itemsize

@@ -31,10 +31,23 @@ class CausalConv(Prepared):
         if conv.kernel_size == (1,):
             # A matrix product, which needs no plan of cuDNN's for every shape and adds the bias in the same launch.
             return F.linear(x, conv.weight.squeeze(2), conv.bias)
-        # As an image of height 1: [B, C, 1, T] over time-major memory is channels-last without a copy.
-        image = memory.extend(self.tail, x).transpose(1, 2).unsqueeze(2)
+        seen = memory.extend(self.tail, x)
+        return self.as_product(seen) if seen.is_cuda else self.as_image(seen)
+
+    def as_image(self, seen: Tensor) -> Tensor:
+        """seen [B, T + what is remembered, in] -> [B, T, out]."""
+        # Of height 1: [B, C, 1, T] over time-major memory is channels-last without a copy.
+        image, conv = seen.transpose(1, 2).unsqueeze(2), self.conv
         out = F.conv2d(image, conv.weight.unsqueeze(2), conv.bias, dilation=(1, conv.dilation[0]))
         return out.squeeze(2).transpose(1, 2)
+
+    def as_product(self, seen: Tensor) -> Tensor:
+        """The same as one matrix product of copied windows: cuDNN's choice for these shapes took 0.7 ms a frame from 32 frames on."""
+        conv = self.conv
+        (kernel,), (dilation,) = conv.kernel_size, conv.dilation
+        windows = seen.unfold(1, (kernel - 1) * dilation + 1, 1)[..., ::dilation]  # [B, T, in, kernel]
+        weight = conv.weight.transpose(1, 2).flatten(1)  # a view, as `prepare` has ordered it
+        return F.linear(windows.transpose(2, 3).flatten(2), weight, conv.bias)
 
 
 class CausalDepthwise(nn.Module):

@@ -67,7 +67,7 @@ class TinyStage(StageModel):
     def embed(self, sequence: Sequence, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Embeddings [n, H] and positions [n] or [3, n] of rows [start, stop)."""
         x = self.embedding[sequence.tokens[start:stop]].float().cpu()
-        positions = torch.arange(sequence.length).repeat(3, 1)
+        positions = torch.arange(max(sequence.length, stop)).repeat(3, 1)  # also of a row that is being drawn
         for span in sequence.media:
             noise = torch.Generator().manual_seed(int.from_bytes(sha256(span.key).digest()[:7], "big"))
             features = torch.randn(span.length, 32, generator=noise)

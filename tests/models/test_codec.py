@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from aura_omni.engine.loader import Checkpoint
 from aura_omni.models.codec import DECODER_LAYOUT, CodecConfig, CodecDecoder
+from aura_omni.models.codec_layers import CausalConv
 from aura_omni.models.weights import Prepared, from_published, to_published
 from tests.models.codec_reference import PUBLISHED, TINY, ours, random_codes, reference, tiny
 
@@ -78,6 +79,17 @@ def test_published_dimensions_match_the_published_decoder() -> None:
     assert 0.05 < expected.std() < 0.5
     torch.testing.assert_close(mine.whole(codes)[0], expected, rtol=0, atol=1e-5)
     torch.testing.assert_close(stream(mine, codes, 1)[0], expected, rtol=0, atol=1e-5)
+
+
+def test_convolutions_as_products_are_the_same(exact: CodecDecoder) -> None:
+    """As products of windows on CUDA, as images elsewhere."""
+    convolutions = [part for part in exact.modules() if isinstance(part, CausalConv) and part.conv.kernel_size != (1,)]
+    assert {part.conv.dilation for part in convolutions} >= {(1,), (3,), (9,)}
+    random = torch.Generator().manual_seed(0)
+    for part in convolutions:
+        reach = (part.conv.kernel_size[0] - 1) * part.conv.dilation[0]
+        seen = torch.randn(2, reach + 11, part.conv.in_channels, generator=random, dtype=torch.float64)
+        torch.testing.assert_close(part.as_product(seen), part.as_image(seen), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("frames", [1, 2, 7, 25])
