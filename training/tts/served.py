@@ -5,8 +5,8 @@
     python -m training.tts.served speed                 # one at a time: of real time, first sound
     python -m training.tts.served clone --sound DIR --reference speech.wav "what is said in it"
 
-The texts follow `texts.clips`: none was trained on. --temperature is that of the Talker and its code predictor, --beside
-the way in which a turn reads AURA's answer (the text beside the frames); without them the deploy file decides. DIR is one that `data.py sound
+The texts follow `texts.clips`: none was trained on. --temperature is that of the Talker and its code predictor, --text
+whether it has all of the text before its first frame or reads it beside them; without them the deploy file and the checkpoint decide. DIR is one that `data.py sound
 --held-out` wrote. Recordings to clone are DIR's own speakers, and those of --reference.
 """
 
@@ -124,9 +124,10 @@ def sound_report(sounds: Sequence[np.ndarray]) -> dict[str, Any]:
 
 
 def median_pitch(samples: np.ndarray) -> float:
-    """Hz"""
+    """Hz; nan where nothing is voiced."""
     frames = torch.from_numpy(samples[: len(samples) // FRAME_SAMPLES * FRAME_SAMPLES]).view(-1, FRAME_SAMPLES)
-    return float(np.nanmedian(pitch_of(frames)))
+    pitch = pitch_of(frames)
+    return float(np.median(pitch[~np.isnan(pitch)])) if not np.isnan(pitch).all() else float("nan")
 
 
 def recordings(folder: Path, speaker: str) -> Iterator[tuple[str, np.ndarray]]:
@@ -148,12 +149,15 @@ class Speaker:
         if given.what == "clone":
             stages["2"]["model"] = stages["3"]["model"] = _BASE
         if given.temperature is not None:
-            names = ("default_sampling_params", "subtalker_sampling_params")
-            stages["2"] |= {name: {"temperature": given.temperature} for name in names}
+            drawn = {"temperature": given.temperature, "top_k": 10}
+            stages["2"] |= {
+                "default_sampling_params": {**drawn, "seed": 42},
+                "subtalker_sampling_params": {**drawn, "do_sample": given.temperature > 0},
+            }
         self.pipeline = Pipeline.load(
             load_here(Options(deploy_config=given.deploy_config, stage_overrides=json.dumps(stages)))
         )
-        self._before = False if given.beside else None
+        self._before = None if given.text is None else given.text == "before"
 
     def request(self, text: str, voice: Voice) -> Any:
         voice = replace(voice, non_streaming=self._before)
@@ -207,7 +211,7 @@ def words_of(given: argparse.Namespace, speaker: Speaker) -> None:
         texts = held_out(kind, given.texts, given.seed)
         report, kept = listened(speaker.say_all(texts, VOICES), ear)
         everything += kept
-        shown(what="words", kind=kind, temperature=given.temperature, beside=given.beside, **report)
+        shown(what="words", kind=kind, temperature=given.temperature, text=given.text, **report)
     shown(what="spoken sound", **sound_report([one.samples for one in everything]))
     if given.sound:
         theirs = [samples for _, samples in itertools.islice(recordings(given.sound, ""), len(everything))]
@@ -219,7 +223,7 @@ def ends(given: argparse.Namespace, speaker: Speaker) -> None:
     spoken = [one for one in said if one.ended.speech_reason != "empty"]
     bad = [one for one in spoken if not one.by_itself or not sane(one)]
     shown(
-        what="ends", temperature=given.temperature, beside=given.beside, texts=len(said),
+        what="ends", temperature=given.temperature, text=given.text, texts=len(said),
         reasons=dict(Counter(one.ended.speech_reason for one in said)),
         insane=sum(one.by_itself for one in bad),
         seconds_a_character=np.round(np.percentile([one.seconds / len(one.text) for one in spoken if len(one.text) > 20] or [0], (0, 50, 100)), 3).tolist(),
@@ -274,7 +278,7 @@ def clone(given: argparse.Namespace, speaker: Speaker) -> None:
             report.pop("like")
             shown(
                 what="clone", reference=name, how=how, **report,
-                pitch=[round(median_pitch(samples)), round(float(np.median([median_pitch(one.samples) for one in loud])))],
+                pitch=np.round([median_pitch(samples), np.nanmedian([median_pitch(one.samples) for one in loud])]).tolist(),
                 cosine=round(float(np.mean(alike)), 3),
             )  # fmt: skip
 
@@ -287,7 +291,7 @@ def main() -> None:
     parser.add_argument("--texts", type=int, help="of each kind; 500 for ends, else 120")
     parser.add_argument("--seed", type=int, default=900)
     parser.add_argument("--temperature", type=float)
-    parser.add_argument("--beside", action="store_true", help="the text beside the frames")
+    parser.add_argument("--text", choices=("before", "beside"), help="the frames")
     parser.add_argument("--sound", type=Path, help="held-out clips, to compare with or to clone")
     parser.add_argument("--reference", nargs=2, action="append", metavar=("FILE", "TEXT"), help="a recording to clone")
     parser.add_argument("--smoke", action="store_true", help="two texts")
