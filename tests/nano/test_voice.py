@@ -182,6 +182,13 @@ def test_the_shortest_texts_end_by_themselves(server: Server, text: str) -> None
     assert level_of(sound)[0] > -35
 
 
+@pytest.mark.parametrize("text", ["?!", "...", "🙂", "```\nx = 1\n```"])
+def test_a_text_without_a_word_has_no_speech(server: Server, text: str) -> None:
+    sound, reason = speech(server, text, voice="ryan")
+    assert reason == "empty"
+    assert not sound.any()
+
+
 # ---------------------------------------------------------------- Base
 
 
