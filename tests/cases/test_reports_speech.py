@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 
 from aura_omni.config import SpeechConfig
-from aura_omni.engine.loader import Checkpoint
 from aura_omni.flow import FRAME_S
 from aura_omni.media.audio import decode_audio
 from aura_omni.stages.aura import AuraStage
-from aura_omni.stages.tokenizer import TextTokenizer
-from tests.cases.conftest import Served, served_with
-from tests.family import Script, config, family
+from tests.cases.conftest import Served, both, read_by, served_with
+from tests.family import Script, config
 
 # ---------------------------------------------------------------- A16
 
@@ -39,7 +38,7 @@ def longest_s(text: str) -> float:
 
 @pytest.mark.parametrize("text", SHORT)
 def test_a16_speech_of_a_short_text_ends_soon_and_says_that_it_was_stopped(endless: Served, text: str) -> None:
-    body = {"model": "aura-tiny", "voice": "vivian", "input": text}
+    body = {"voice": "vivian", "input": text}
     answer = httpx.post(f"{endless.url}/v1/audio/speech", json=body, timeout=60)
     assert answer.status_code == 200
     assert decode_audio(answer.content, max_s=90).duration_s <= longest_s(text)
@@ -48,7 +47,7 @@ def test_a16_speech_of_a_short_text_ends_soon_and_says_that_it_was_stopped(endle
 
 def test_a16_in_a_chat_the_reason_stands_beside_the_text(endless: Served) -> None:
     (choice,) = endless.client.chat.completions.create(
-        model="aura-tiny", messages=[{"role": "user", "content": "Hi"}], max_tokens=2
+        model=endless.model, messages=[{"role": "user", "content": "Hi"}], max_tokens=2
     ).choices
     sound = decode_audio(base64.b64decode(choice.message.audio.data), max_s=90)
     assert sound.duration_s <= longest_s(choice.message.content)
@@ -58,9 +57,30 @@ def test_a16_in_a_chat_the_reason_stands_beside_the_text(endless: Served) -> Non
 def test_a16_a_long_text_has_a_long_budget(endless: Served) -> None:
     """Tight caps clip slow speech: there is room for four times as much as a text needs."""
     words = "Every word of this sentence has its time. " * 3
-    body = {"model": "aura-tiny", "voice": "vivian", "input": words}
+    body = {"voice": "vivian", "input": words}
     answer = httpx.post(f"{endless.url}/v1/audio/speech", json=body, timeout=60)
     assert decode_audio(answer.content, max_s=90).duration_s >= 0.4 * len(words.split())
+
+
+LONGEST_S = 5.0
+
+
+def test_a16_fifty_runs_of_short_texts_by_a_voice_that_ends_stay_short(nano: Served) -> None:
+    """And the guard has to stop none of them."""
+
+    def run(number: int) -> tuple[str, float, str]:
+        text, voice = SHORT[number % len(SHORT)], ("ryan", "vivian", "uncle_fu")[number % 3]
+        body = {"voice": voice, "input": text, "seed": number, "response_format": "wav"}
+        answer = httpx.post(f"{nano.url}/v1/audio/speech", json=body, timeout=60)
+        assert answer.status_code == 200
+        seconds = decode_audio(answer.content, max_s=90).duration_s
+        return text, seconds, answer.headers["x-audio-finish-reason"]
+
+    with ThreadPoolExecutor(4) as threads:
+        runs = list(threads.map(run, range(50)))
+    for text, seconds, reason in runs:
+        assert reason == "stop", text
+        assert 2 * FRAME_S <= seconds <= LONGEST_S, text
 
 
 # ---------------------------------------------------------------- A25 and A26: what the Talker reads
@@ -72,14 +92,14 @@ Spoken = Callable[..., tuple[str, str]]
 @pytest.fixture
 def spoken(served: Served, given: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch) -> Spoken:
     """spoken(text) has AURA write text, a character at a time: what the user sees of it, and what the Talker reads."""
-    tokenizer = TextTokenizer.load(Checkpoint.find(str(family() / "tts_custom_voice")))
+    tokenizer = read_by(served)
 
     def say(text: str, **fields: Any) -> tuple[str, str]:
         given["talker"].clear()
         monkeypatch.setattr(AuraStage, "reader", lambda *_: Script(text))
-        length, frames = len(text), len(text) + 40  # the Talker still speaks when the last of the text comes
+        length = len(text)
+        frames = length + 40  # the Talker still speaks when the last of the text comes
         body = {
-            "model": "aura-tiny",
             "messages": [{"role": "user", "content": "What is the plan?"}],
             "sampling_params_list": [
                 {},
@@ -102,6 +122,7 @@ MARKED_UP = (
 )
 
 
+@both
 @pytest.mark.parametrize("at_once", [False, True], ids=["as it is written", "all at once"])
 def test_a25_the_voice_reads_words_and_the_screen_shows_what_was_written(spoken: Spoken, at_once: bool) -> None:
     shown, read = spoken(MARKED_UP, additional_information={"tts_non_streaming_mode": at_once})
@@ -119,6 +140,7 @@ def test_a25_where_there_is_no_word_nothing_is_spoken(spoken: Spoken, written: s
     assert spoken(written) == (written, "")
 
 
+@both
 def test_a26_numbers_names_and_addresses_stay_whole(spoken: Spoken) -> None:
     written = "Dr. Weiss sold 2.5 kg for $7.20 at 8:45 p.m. to A. B. Cole, see shop.test v3.1. Done! 好的。他说:“走。”然后离开。"
     shown, read = spoken(written)
