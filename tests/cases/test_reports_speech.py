@@ -124,15 +124,18 @@ MARKED_UP = (
 
 @both
 @pytest.mark.parametrize("at_once", [False, True], ids=["as it is written", "all at once"])
-def test_a25_the_voice_reads_words_and_the_screen_shows_what_was_written(spoken: Spoken, at_once: bool) -> None:
+def test_a25_the_voice_reads_words_and_the_screen_shows_what_was_written(
+    served: Served, spoken: Spoken, at_once: bool
+) -> None:
+    fold = str.lower if served.trained else str  # its vocabulary has small letters alone
     shown, read = spoken(MARKED_UP, additional_information={"tts_non_streaming_mode": at_once})
     assert shown == MARKED_UP
     for mark in ("# ", "**", "*very*", "|", "---", "`", "](", "https", "😀", "👩", "secret"):
         assert mark not in read
     for word in ("The plan", "very bold", "first", "second", "Name", "Age", "Ann", "the shop", "That is all."):
-        assert word in read
+        assert fold(word) in read
     for kept in ("a_b_c", "snake_case", "2*3*4", "C#"):
-        assert kept in read
+        assert fold(kept) in read
 
 
 @pytest.mark.parametrize("written", ["```py\nx = 1\n```", "😀 👍🏽", "***"])
@@ -141,18 +144,19 @@ def test_a25_where_there_is_no_word_nothing_is_spoken(spoken: Spoken, written: s
 
 
 @both
-def test_a26_numbers_names_and_addresses_stay_whole(spoken: Spoken) -> None:
+def test_a26_numbers_names_and_addresses_stay_whole(served: Served, spoken: Spoken) -> None:
+    fold = str.lower if served.trained else str
     written = "Dr. Weiss sold 2.5 kg for $7.20 at 8:45 p.m. to A. B. Cole, see shop.test v3.1. Done! 好的。他说:“走。”然后离开。"
     shown, read = spoken(written)
     assert shown == written
     for whole in (
-        "octor Weiss sold two point five kilograms for seven dollars and twenty cents at eight forty-five PM to A B Cole, see",
+        "Doctor Weiss sold two point five kilograms for seven dollars and twenty cents at eight forty-five PM to A B Cole, see",
         "shop dot test",
         "three point one",
     ):
-        assert whole in read
+        assert fold(whole) in read
     # The sentence has one end, whatever stands in its words; closing quotes stay with theirs.
-    assert read.index("Done!") > read.index("three point one")
+    assert read.index(fold("Done!")) > read.index("three point one")
     assert "“走。”" in read
 
 
