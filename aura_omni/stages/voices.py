@@ -41,6 +41,7 @@ _ISO_LANGUAGES = {
     "pt": "portuguese",
 }
 MAX_REFERENCE_S = 60
+_SOUND_ALONE = "set x_vector_only (in a request x_vector_only_mode) to use only the voice's sound"
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,12 +217,10 @@ class Voices:
             return "speaker"
         if not voice.ref_text or not voice.ref_text.strip():
             raise BadVoice(
-                "task Base needs ref_text, the transcript of ref_audio; or set x_vector_only to use only the voice's sound",
+                f"task Base needs ref_text, the transcript of ref_audio; or {_SOUND_ALONE}",
                 param="ref_text",
             )
-        check_transcript(
-            voice.ref_text, voice.ref_audio.duration_s, way_out="set x_vector_only to use only the voice's sound"
-        )
+        check_transcript(voice.ref_text, voice.ref_audio.duration_s, way_out=_SOUND_ALONE)
         return "continue"
 
     def check_reference(self, audio: Audio) -> None:
