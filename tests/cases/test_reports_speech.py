@@ -11,9 +11,10 @@ import httpx
 import pytest
 
 from aura_omni.config import SpeechConfig
-from aura_omni.flow import FRAME_S
+from aura_omni.flow import FRAME_S, VOICE_RATE
 from aura_omni.media.audio import decode_audio
 from aura_omni.stages.aura import AuraStage
+from aura_omni.stages.talker import TalkerStage
 from tests.cases.conftest import Served, both, read_by, served_with
 from tests.family import Script, config
 
@@ -54,6 +55,19 @@ def test_a16_in_a_chat_the_reason_stands_beside_the_text(endless: Served) -> Non
     assert choice.model_extra["audio_finish_reason"] in ("length", "loop", "silence")
 
 
+def test_a16_a_trained_voice_that_may_not_end_is_stopped_and_says_so(nano: Served) -> None:
+    talker = {"ignore_eos": True, "max_tokens": 900, "min_tokens": 0}
+    (choice,) = nano.client.chat.completions.create(
+        model=nano.model,
+        messages=[{"role": "user", "content": "Hello."}],
+        modalities=["text", "audio"],
+        extra_body={"sampling_params_list": [{}, {"max_tokens": 2}, talker, {}]},
+    ).choices
+    sound = decode_audio(base64.b64decode(choice.message.audio.data), max_s=90)
+    assert sound.duration_s <= longest_s(choice.message.content)
+    assert choice.model_extra["audio_finish_reason"] in ("length", "loop", "silence")
+
+
 def test_a16_a_long_text_has_a_long_budget(endless: Served) -> None:
     """Tight caps clip slow speech: there is room for four times as much as a text needs."""
     words = "Every word of this sentence has its time. " * 3
@@ -81,6 +95,44 @@ def test_a16_fifty_runs_of_short_texts_by_a_voice_that_ends_stay_short(nano: Ser
     for text, seconds, reason in runs:
         assert reason == "stop", text
         assert 2 * FRAME_S <= seconds <= LONGEST_S, text
+
+
+# ---------------------------------------------------------------- to the last word
+
+ANSWER = (
+    "A red circle and a blue square meet in the middle of a big picture, and a pink heart looks on from the left. "
+    "The circle is small and the square is big, but the heart is black. "
+    "They all move to the right, and a green star comes from the top."
+)
+WORD_S = (0.18, 0.35)  # of an unhurried voice
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_a_long_answer_is_spoken_to_its_last_word_by_one_prompt(
+    nano: Served, given: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """It comes a character at a time while the Talker speaks, and the Talker ends by itself."""
+    prompts = []
+    prompt = TalkerStage.prompt
+    monkeypatch.setattr(TalkerStage, "prompt", lambda *asked: prompts.append(asked) or prompt(*asked))
+    monkeypatch.setattr(AuraStage, "reader", lambda *_: Script(ANSWER))
+    written = {"max_tokens": len(ANSWER), "min_tokens": len(ANSWER)}
+    answer = nano.client.chat.completions.create(
+        model=nano.model,
+        messages=[{"role": "user", "content": "What do you see?"}],
+        modalities=["text", "audio"],
+        audio={"voice": "ryan", "format": "pcm16"},
+        extra_body={"sampling_params_list": [{}, written, {}, {}]},
+        stream=stream,
+    )
+    choices = [choice for chunk in answer for choice in chunk.choices] if stream else answer.choices
+    parts = [(choice.delta if stream else choice.message).to_dict() for choice in choices]
+    sound = b"".join(base64.b64decode((part.get("audio") or {}).get("data") or "") for part in parts)
+    assert "".join(part.get("content") or "" for part in parts) == ANSWER
+    assert choices[-1].model_extra["audio_finish_reason"] == "stop"
+    assert read_by(nano).decode(given["talker"]).strip() == ANSWER.lower()
+    assert len(prompts) == 1
+    assert WORD_S[0] < len(sound) / 2 / VOICE_RATE / len(ANSWER.split()) < WORD_S[1]
 
 
 # ---------------------------------------------------------------- A25 and A26: what the Talker reads
