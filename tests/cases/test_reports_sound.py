@@ -97,6 +97,14 @@ STREAMS = [
     (speech_whole, speech_stream),
     (speech_whole, speech_events),
 ]
+
+
+@cache
+def once(whole: Callable[[str, str], bytes], url: str, audio_format: str) -> bytes:
+    """What is not streamed, asked for one time by all tests."""
+    return whole(url, audio_format)
+
+
 each_stream = pytest.mark.parametrize(("whole", "streamed"), STREAMS)
 
 
@@ -109,17 +117,12 @@ def test_a09_a_wav_stream_is_one_file(served: Served, whole: Any, streamed: Any)
     file = streamed(served.url, "wav")
     assert file.count(b"RIFF") == 1
     assert file.startswith(b"RIFF")
-    heard, meant = (decode_audio(data, max_s=60) for data in (file, whole(served.url, "wav")))
+    heard, meant = (decode_audio(data, max_s=60) for data in (file, once(whole, served.url, "wav")))
     assert heard.rate == VOICE_RATE
     assert heard.duration_s == meant.duration_s > 0.3
 
 
 # ---------------------------------------------------------------- streamed equals whole
-
-
-@cache
-def wanted(url: str, whole: Callable[..., bytes]) -> np.ndarray:
-    return pcm(whole(url, "wav"))
 
 
 @both
@@ -132,7 +135,7 @@ def test_streamed_sound_is_whole_sound_in_every_chunking(
     pipeline = served.witness.pipeline
     monkeypatch.setattr(pipeline, "config", replace(pipeline.config, audio_chunks=chunks))
     for whole, streamed in STREAMS:
-        want, got = wanted(served.url, whole), pcm(streamed(served.url, "wav"))
+        want, got = pcm(once(whole, served.url, "wav")), pcm(streamed(served.url, "wav"))
         assert len(got) == len(want) > 2 * FRAME_SAMPLES
         np.testing.assert_array_equal(got, want)
 
@@ -142,7 +145,7 @@ def test_streamed_sound_is_whole_sound_in_every_chunking(
 def test_the_same_request_streamed_and_whole_is_the_same_to_the_last_sample(
     served: Served, whole: Any, streamed: Any
 ) -> None:
-    np.testing.assert_array_equal(pcm(streamed(served.url, "wav")), pcm(whole(served.url, "wav")))
+    np.testing.assert_array_equal(pcm(streamed(served.url, "wav")), pcm(once(whole, served.url, "wav")))
 
 
 CODER_S = 0.1
@@ -161,7 +164,8 @@ def coder_delay(streamed: np.ndarray, whole: np.ndarray) -> int:
 @pytest.mark.parametrize("streamed", [chat_stream, speech_stream, speech_events])
 def test_streamed_sound_is_whole_sound_in_every_format(served: Served, streamed: Any, audio_format: str) -> None:
     whole = chat_whole if streamed is chat_stream else speech_whole
-    got, want = (decode_audio(read(served.url, audio_format), max_s=60) for read in (streamed, whole))
+    files = streamed(served.url, audio_format), once(whole, served.url, audio_format)
+    got, want = (decode_audio(file, max_s=60) for file in files)
     assert got.rate == want.rate
     start = coder_delay(got.samples, want.samples)
     assert 0 <= len(got.samples) - start - len(want.samples) < CODER_S * got.rate
