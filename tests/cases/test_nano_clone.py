@@ -6,7 +6,6 @@ The voice is one that no training heard (`tests/nano/spoken/rms.opus`).
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -25,14 +24,13 @@ from tests.media_files import make_audio
 from tests.served import ROOT
 from training.asr.opus import clips
 
-BASE = json.dumps({stage: {"model": "nano:tts-base"} for stage in ("2", "3")})
 TEXT = "The red circle is on the left."
 HELLO = {"messages": [{"role": "user", "content": "Hello."}], "modalities": ["text", "audio"], "seed": 5}
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with served_with(shipped(BASE), ServerConfig(voices_dir=tmp_path_factory.mktemp("voices"))) as served:
+    with served_with(shipped("nano:tts-base"), ServerConfig(voices_dir=tmp_path_factory.mktemp("voices"))) as served:
         yield served
 
 

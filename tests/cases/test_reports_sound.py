@@ -30,6 +30,7 @@ HELLO: dict[str, Any] = {
     "max_tokens": 12,
     "seed": 5,
     "modalities": ["text", "audio"],
+    "additional_information": {"tts_non_streaming_mode": False},  # spoken while it is written
 }
 SAID: dict[str, Any] = {"voice": "vivian", "input": "Hello there, all of you.", "seed": 5}
 
@@ -248,7 +249,7 @@ def test_32_parallel_requests_get_exactly_their_own_text_and_sound(served: Serve
             "seed": number,
             "max_tokens": 64 if served.trained else 3 + number % 5,
             "audio": {"voice": "vivian", "format": "pcm16"},
-            "additional_information": {"tts_max_new_tokens": 4 + number % 7},
+            "additional_information": {"tts_max_new_tokens": 4 + number % 7, "tts_non_streaming_mode": number % 4 == 0},
         }
 
     def ask(number: int) -> tuple[str, np.ndarray]:

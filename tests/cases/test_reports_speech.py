@@ -122,7 +122,10 @@ def test_a_long_answer_is_spoken_to_its_last_word_by_one_prompt(
         messages=[{"role": "user", "content": "What do you see?"}],
         modalities=["text", "audio"],
         audio={"voice": "ryan", "format": "pcm16"},
-        extra_body={"sampling_params_list": [{}, written, {}, {}]},
+        extra_body={
+            "sampling_params_list": [{}, written, {}, {}],
+            "additional_information": {"tts_non_streaming_mode": False},
+        },
         stream=stream,
     )
     choices = [choice for chunk in answer for choice in chunk.choices] if stream else answer.choices
