@@ -62,8 +62,9 @@ def transcript(client: openai.OpenAI, data: bytes, **fields: Any) -> str:
 
 
 def answer(client: openai.OpenAI, *parts: dict[str, Any], **fields: Any) -> str | None:
-    asked: dict[str, Any] = {"messages": [{"role": "user", "content": list(parts)}], "modalities": ["text"], **fields}
-    return client.chat.completions.create(model="aura-nano", **asked).choices[0].message.content
+    messages = [{"role": "user", "content": list(parts)}]
+    fields.setdefault("modalities", ["text"])
+    return client.chat.completions.create(model="aura-nano", messages=messages, **fields).choices[0].message.content
 
 
 def input_audio(data: str) -> dict[str, Any]:
@@ -194,6 +195,22 @@ def test_a06_text_is_text_alone_streamed_or_not(client: openai.OpenAI) -> None:
     deltas = [choice.delta for chunk in stream for choice in chunk.choices]
     assert "".join(delta.content or "" for delta in deltas) == choice.message.content
     assert all(getattr(delta, "audio", None) is None for delta in deltas)
+
+
+def test_a06_audio_is_the_text_spoken_streamed_or_not(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "Hello."}],
+        "modalities": ["text", "audio"],
+        "audio": {"format": "pcm16", "voice": ""},
+    }
+    (choice,) = client.chat.completions.create(model="aura-nano", **asked).choices
+    stream = client.chat.completions.create(model="aura-nano", stream=True, **asked)
+    deltas = [choice.delta for chunk in stream for choice in chunk.choices]
+    sound = b"".join(
+        base64.b64decode(delta.audio.get("data") or "") for delta in deltas if getattr(delta, "audio", None)
+    )
+    assert sound == base64.b64decode(choice.message.audio.data)
+    assert len(sound) > 24_000
 
 
 # ---------------------------------------------------------------- pictures and clips
