@@ -19,7 +19,7 @@ from PIL import Image
 
 from aura_omni.flow import SILENT_TEXT, SPEECH_RATE
 from aura_omni.media.audio import resample
-from tests.cases import pictures, sounds
+from tests.cases import pictures, sounds, test_pictures
 from tests.cases.ask import url_part
 from tests.cases.clips import FAST_VPX, LIVE, QUIET
 from tests.media_files import make_audio, make_picture, make_video
@@ -205,10 +205,10 @@ def test_a06_audio_is_the_text_spoken_streamed_or_not(client: openai.OpenAI) -> 
     }
     (choice,) = client.chat.completions.create(model="aura-nano", **asked).choices
     stream = client.chat.completions.create(model="aura-nano", stream=True, **asked)
-    deltas = [choice.delta for chunk in stream for choice in chunk.choices]
-    sound = b"".join(
-        base64.b64decode(delta.audio.get("data") or "") for delta in deltas if getattr(delta, "audio", None)
-    )
+    deltas = [
+        choice.delta.to_dict() for chunk in stream for choice in chunk.choices
+    ]  # whose audio newer clients have a type for
+    sound = b"".join(base64.b64decode((delta.get("audio") or {}).get("data") or "") for delta in deltas)
     assert sound == base64.b64decode(choice.message.audio.data)
     assert len(sound) > 24_000
 
@@ -232,6 +232,19 @@ def test_a03_a_turned_photo_is_seen_as_the_upright_one(
     assert upright == "The red circle is at the top left."
     monkeypatch.setattr(pictures, "picture", circle_on_top)
     assert answer(client, url_part("image", pictures.turned(orientation)), where) == upright
+
+
+IN_COLOUR = [name for name, (_, _, mode) in test_pictures.GOOD.items() if mode in ("RGB", "P")]
+
+
+@pytest.mark.parametrize("name", IN_COLOUR)
+def test_a_picture_is_understood_in_every_kind_of_file(
+    client: openai.OpenAI, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pictures, "picture", circle_on_top)
+    make, _, _ = test_pictures.GOOD[name]
+    part = url_part("image", make(), "image/jpeg")
+    assert answer(client, part, written("Where is the red circle?")) == "The red circle is at the top left."
 
 
 @cache
