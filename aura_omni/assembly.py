@@ -161,12 +161,16 @@ def _timed(what: str) -> Iterator[None]:
 # ---------------------------------------------------------------- before the weights
 
 
-def _site(stage: StageConfig) -> _Site:
+def checkpoint_of(stage: StageConfig) -> Checkpoint:
+    """Where a stage's files are; those of a hub id are fetched, none is read. Raises CheckpointError."""
     if nano.is_packaged(stage.model):
         folder = nano.folder_of(stage.model)
-        checkpoint = Checkpoint(folder, stage.model, folder.parent)
-    else:
-        checkpoint = Checkpoint.find(stage.model, revision=stage.revision)
+        return Checkpoint(folder, stage.model, folder.parent)
+    return Checkpoint.find(stage.model, revision=stage.revision)
+
+
+def _site(stage: StageConfig) -> _Site:
+    checkpoint = checkpoint_of(stage)
     index = cuda_index(stage, cuda_devices=torch.cuda.device_count())
     device = torch.device("cpu") if index is None else torch.device("cuda", index)
     dtype = _dtype(stage, device)

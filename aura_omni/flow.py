@@ -102,8 +102,8 @@ class Voice:
     ref_text: str | None = None
     x_vector_only: bool = False
     pass_token_ids: bool = False  # hand AURA's token ids to the Talker instead of its text
-    # Whether the Talker gets the whole text before its first frame. None: no where AURA writes the text, which is then read
-    # while it is written (unless its ids are passed); else as the checkpoint's package does it (Base no, the others yes).
+    # Whether the Talker gets the whole text before its first frame. None: where AURA writes the text (and its ids are not passed)
+    # as the deploy file says, which is no unless it says so: the text is read while it is written; else as the checkpoint's package does it (Base no, the others yes).
     non_streaming: bool | None = None
     # Whether what is spoken is a clean form of what is written (stages/speech_text). None: as the deploy file says. Ids that are
     # passed are never changed.

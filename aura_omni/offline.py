@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from aura_omni.assembly import checkpoint_of
 from aura_omni.config import Config, narrowed
 from aura_omni.errors import AuraError, BadRequest
 from aura_omni.flow import (
@@ -31,6 +32,7 @@ from aura_omni.media.formats import audio_format_of_file
 from aura_omni.offline_flags import STDIO
 from aura_omni.pipeline import Pipeline
 from aura_omni.stages.transcript import language_name
+from aura_omni.stages.voices import Voices
 from aura_omni.transcript_file import written
 from aura_omni.transcription import Transcription
 
@@ -50,7 +52,9 @@ def say(arguments: argparse.Namespace, config: Config) -> int:
         raise BadRequest("there is nothing to say; give a text", param="text")
     output = _Output.of(arguments.output)
     _check_files(_reference(arguments))
-    with Pipeline.load(narrowed(config, "qwen3_tts")) as pipeline:
+    config = narrowed(config, "qwen3_tts")
+    _check_names(arguments, config)
+    with Pipeline.load(config) as pipeline:
         events = pipeline.events(
             pipeline.speech_request(text, voice=_voice(arguments, pipeline), sampling=_seeds(arguments, pipeline))
         )
@@ -98,6 +102,8 @@ def chat(arguments: argparse.Namespace, config: Config) -> int:
     stages = [stage.name for stage in config.stages]
     if output is not None and "talker" not in stages:
         raise BadRequest(why_mute(stages), param="output")
+    if output is not None:
+        _check_names(arguments, config)
     with Pipeline.load(config) as pipeline:
         events = pipeline.chat_events(
             text,
@@ -140,6 +146,13 @@ def _check_files(names: Iterable[str]) -> None:
         if name != STDIO and not Path(name).is_file():
             reason = "it is a folder" if Path(name).is_dir() else "there is no such file"
             raise BadRequest(f"cannot read {name}: {reason}", param="files")
+
+
+def _check_names(arguments: argparse.Namespace, config: Config) -> None:
+    """A voice and a language: the checkpoint's config.json has them, and is read long before its weights."""
+    checkpoint = checkpoint_of(config.stage("talker"))
+    voices = checkpoint.parse(lambda file: Voices.from_json(file, checkpoint.name))
+    voices.check_names(Voice(speaker=arguments.voice, language=arguments.language))
 
 
 def _check_writable(folder: Path) -> None:

@@ -299,7 +299,7 @@ class _Planner:
         speaking = self.parts.speech.talker.voices.resolve(request.voice)
         voice = request.voice
         if voice.non_streaming is None and self.parts.aura is not None and not voice.pass_token_ids:
-            return replace(speaking, non_streaming=False)  # AURA's text is read while it is written
+            return replace(speaking, non_streaming=self.config.speech.non_streaming)
         return speaking
 
     def _body(self, request: TurnRequest, speaking: Speaking | None) -> list[int] | None:

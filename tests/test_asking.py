@@ -188,11 +188,10 @@ def example(folder: Path, *arguments: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_the_example_hears_and_sees(tmp_path):
-    assert example(tmp_path) == ["['What is moving?'] The red circle is moving.", "What is moving?"]
-
-
-def test_the_example_speaks_where_there_is_a_voice(tmp_path):
-    assert example(tmp_path, "tiny.yaml")[-1].endswith(" s")
-    assert decode_audio((tmp_path / "morning.mp3").read_bytes(), max_s=9).duration_s > 0.1
-    assert decode_audio((tmp_path / "answer.wav").read_bytes(), max_s=9).duration_s > 0.05
+def test_the_example_hears_sees_and_speaks(tmp_path):
+    hears, writes, *chunks = example(tmp_path)
+    assert (hears, writes) == ("['What is moving?'] The red circle is moving.", "What is moving?")
+    assert len(chunks) > 1
+    assert all(chunk.endswith(" s") for chunk in chunks)
+    assert 0.5 < decode_audio((tmp_path / "morning.mp3").read_bytes(), max_s=9).duration_s < 3
+    assert 1 < decode_audio((tmp_path / "answer.wav").read_bytes(), max_s=9).duration_s < 4

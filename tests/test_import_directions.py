@@ -39,7 +39,8 @@ BELOW = {
     "realtime": {"pipeline"} | LEAVES,
     "server": {"pipeline", "realtime", "heard", "transcription", "transcript_file"} | LEAVES,
     "offline_flags": {"errors", "flow", "config"},
-    "offline": {"offline_flags", "pipeline", "stages", "heard", "transcription", "transcript_file"} | LEAVES,
+    "offline": {"offline_flags", "pipeline", "assembly", "stages", "heard", "transcription", "transcript_file"}
+    | LEAVES,
     "doctor": LEAVES,
     "bench": {"errors", "media"},  # a client: it must not know the server
 }

@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 
+from aura_omni.config import SpeechConfig
 from aura_omni.flow import (
     FRAME_SAMPLES,
     SILENT_TEXT,
@@ -50,6 +51,13 @@ def test_events_come_in_order_and_end_once(pipeline):
         assert kinds.count("Ended") == 1
         if voice.non_streaming:  # the whole text comes before any sound
             assert kinds == sorted(kinds, key=["Transcript", "TextDelta", "AudioChunk", "Ended"].index)
+
+
+def test_the_deploy_file_may_have_the_talker_wait_for_the_whole_text(pipeline):
+    waits = Pipeline(dataclasses.replace(config(), speech=SpeechConfig(non_streaming=True)), pipeline.parts)
+    for whose, asked, expected in ((pipeline, None, False), (waits, None, True), (waits, False, False)):
+        plan = whose._planners["turn"].plan(spoken(voice=Voice(non_streaming=asked)))
+        assert plan.speaking.non_streaming is expected
 
 
 def test_a_silent_turn_builds_nothing_for_the_talker(pipeline, monkeypatch):

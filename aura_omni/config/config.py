@@ -76,6 +76,8 @@ class SpeechConfig:
     # Ids that the Talker has in hand before it starts. It reads 12.5 a second and AURA writes ten times as many, so this only
     # bridges a pause of AURA right after its first words.
     tokens_ahead: int = 3
+    # Whether the Talker waits for all of AURA's text; requests may say otherwise
+    non_streaming: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,7 @@ SPEECH_KEYS: Mapping[str, Check] = {
     "max_loop_s": number(1, 3_600),
     "max_silence_s": number(1, 3_600),
     "tokens_ahead": whole(0, 1_000),
+    "non_streaming": boolean,
 }
 
 

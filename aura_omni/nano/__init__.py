@@ -1,6 +1,7 @@
 """The small checkpoints of the package, by name in a deploy file.
 
-`nano:asr`, `nano:aura` are trained: they hear and see a small world (`training/README.md`) and ship as files.
+`nano:asr`, `nano:aura`, `nano:tts` and `nano:tts-base` are trained: they hear, see and speak of a small world
+(`training/README.md`) and ship as files. tts-base holds its speaker encoder only; its indexes name the other weights in tts.
 `tiny:NAME` is a random one of the same layout, written to the user's cache on first use: every line that serves the real
 models runs in a moment, and the words mean nothing.
 """

@@ -23,7 +23,8 @@ NOTES: Mapping[str, str] = {
     "language": "a name or an ISO 639-1 code, with or without a region; found out when left out",
     "task_type": "Base, CustomVoice or VoiceDesign: must be what the checkpoint can do",
     "ref_audio": "a recording of the voice to speak with: a URL, a data URL or base64; for Base",
-    "ref_text": "what is said in the recording; without it only the sound of the voice is used",
+    "ref_text": "what is said in the recording; an uploaded voice without it gives only its sound, and a ref_audio without it "
+    "needs x_vector_only_mode",
     "x_vector_only_mode": "use only the sound of the voice of ref_audio",
     "non_streaming_mode": "give the whole text to the stage that speaks before it begins",
     "max_new_tokens": "longest speech, in frames of 80 ms",

@@ -41,6 +41,7 @@ _ISO_LANGUAGES = {
     "pt": "portuguese",
 }
 MAX_REFERENCE_S = 60
+_SOUND_ALONE = "set x_vector_only (in a request x_vector_only_mode) to use only the voice's sound"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class Speaking:
     instruct: str  # "" for none
     clone: str | None
     non_streaming: bool
-    language: str | None = None  # its lower-case name; None: not said
+    language: str | None = None  # that the text is in, by its lower-case name; None: not said, and it may be any
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,6 +121,11 @@ class Voices:
         """What a request may ask for, besides ISO 639-1 codes of the same. Dialects come with their speakers."""
         return ["auto", *(name for name in self.languages if "dialect" not in name)]
 
+    @property
+    def _only_language(self) -> str | None:
+        """What every text must be in for a checkpoint that speaks one language."""
+        return next(iter(self.languages)) if len(self.languages) == 1 else None
+
     def resolve(self, voice: Voice) -> Speaking:
         """Check every field, and fill in what is not given. Raises BadVoice naming the field, its value and what there is."""
         if voice.task not in (None, self.task):
@@ -138,8 +144,15 @@ class Voices:
             instruct=self._instruct(voice.instruct),
             clone=self._clone(voice) if self.task == "Base" else None,
             non_streaming=self.task != "Base" if voice.non_streaming is None else voice.non_streaming,
-            language=language,
+            language=language or self._only_language,
         )
+
+    def check_names(self, voice: Voice) -> None:
+        """What `resolve` refuses of a speaker and a language alone."""
+        self._refuse_fields_of_other_tasks(voice)
+        if self.task == "CustomVoice":
+            self._speaker(voice.speaker)
+        self._language(voice.language)
 
     def _refuse_fields_of_other_tasks(self, voice: Voice) -> None:
         if voice.speaker and self.task != "CustomVoice":
@@ -204,12 +217,10 @@ class Voices:
             return "speaker"
         if not voice.ref_text or not voice.ref_text.strip():
             raise BadVoice(
-                "task Base needs ref_text, the transcript of ref_audio; or set x_vector_only to use only the voice's sound",
+                f"task Base needs ref_text, the transcript of ref_audio; or {_SOUND_ALONE}",
                 param="ref_text",
             )
-        check_transcript(
-            voice.ref_text, voice.ref_audio.duration_s, way_out="set x_vector_only to use only the voice's sound"
-        )
+        check_transcript(voice.ref_text, voice.ref_audio.duration_s, way_out=_SOUND_ALONE)
         return "continue"
 
     def check_reference(self, audio: Audio) -> None:

@@ -11,7 +11,7 @@ from aura_omni.flow import Video
 from tests.cases import clips
 from tests.cases.ask import chat, refused, url_part
 from tests.cases.clips import FAST_VPX, LIVE, QUIET, coded_clip, scene, scenes, sized
-from tests.cases.conftest import Served
+from tests.cases.conftest import Served, both
 
 GOOD: dict[str, Callable[[], bytes]] = {
     "V01 mp4, h264 and aac": clips.base,
@@ -47,6 +47,7 @@ def test_a_good_clip_is_seen_as_the_frames_it_was_made_from(served: Served, name
         assert difference(frame, scenes()[(round(time_s * clips.FPS) + 30) % clips.FRAMES]) > 16
 
 
+@both
 def test_v05_a_clip_is_the_same_with_and_without_its_sound(served: Served) -> None:
     with_sound = chat(served, url_part("video", clips.base()))
     without = chat(served, url_part("video", clips.without_sound()))
@@ -54,17 +55,20 @@ def test_v05_a_clip_is_the_same_with_and_without_its_sound(served: Served) -> No
     assert with_sound.text == without.text
 
 
+@both
 def test_v06_sound_alone_is_no_clip(served: Served) -> None:
     part = url_part("video", clips.sound_alone(), "video/mp4")
     assert "no video track" in refused(served, lambda: chat(served, part), "messages[0].content[0].video_url")
 
 
+@both
 def test_v07_one_frame_is_a_clip(served: Served) -> None:
     seen = watched(served, clips.one_frame())
     assert seen.times_s == (0.0,)
     assert difference(seen.frames[0], scenes()[0]) < 8
 
 
+@both
 @pytest.mark.parametrize("size", [(641, 361), (16, 9), (2, 2), (4000, 40)])
 def test_v08_a_clip_of_odd_size_is_seen_in_that_size(served: Served, size: tuple[int, int]) -> None:
     seen = watched(served, sized(*size)(), "video/webm")
@@ -74,6 +78,7 @@ def test_v08_a_clip_of_odd_size_is_seen_in_that_size(served: Served, size: tuple
     assert difference(shown, made) < 16
 
 
+@both
 def test_v09_a_gif_is_a_clip_of_all_its_frames(served: Served) -> None:
     seen = watched(served, clips.animation(), "image/gif")
     assert seen.times_s == pytest.approx([k / 2 for k in range(6)])
@@ -81,6 +86,7 @@ def test_v09_a_gif_is_a_clip_of_all_its_frames(served: Served) -> None:
         assert difference(frame, scene(round(time_s * 10) * 4, *clips.SIZE)) < 8
 
 
+@both
 def test_m22_a_text_named_mp4_is_refused(served: Served) -> None:
     part = url_part("video", b"hello\n", "video/mp4")
     assert "no audio or video file" in refused(served, lambda: chat(served, part), "messages[0].content[0].video_url")

@@ -28,6 +28,11 @@ CODER_S = 0.15  # what a coder may add at the ends
 STEP = 2  # of 16 bits: alone and in a batch the same sound differs by rounding
 
 
+@pytest.fixture(scope="module", params=["tiny", "nano"])
+def served(request: pytest.FixtureRequest) -> Served:
+    return request.getfixturevalue(request.param)
+
+
 @pytest.fixture(scope="module")
 def driven(served: Served, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     node = shutil.which("node")
@@ -70,7 +75,7 @@ def asked(served: Served) -> Any:
     sound = {"type": "input_audio", "input_audio": {"data": base64.b64encode(RECORDING.read_bytes()).decode()}}
     sound["input_audio"]["format"] = "wav"
     return served.client.chat.completions.create(
-        model=served.witness.served_names[0],
+        model=served.model,
         messages=[{"role": "user", "content": [sound, {"type": "text", "text": "What is that?"}]}],
         temperature=0,
         seed=7,
@@ -82,7 +87,7 @@ def asked(served: Served) -> Any:
 
 def test_models_are_listed_and_found(served: Served, driven: dict[str, Any]) -> None:
     assert driven["models"] == list(served.witness.served_names)
-    assert driven["one_model"] == served.witness.served_names[0]
+    assert driven["one_model"] == served.model
 
 
 def test_a_whole_chat_is_the_same_for_both_clients(served: Served, driven: dict[str, Any]) -> None:
@@ -141,7 +146,7 @@ def test_a_voice_is_uploaded_listed_and_deleted(served: Served, driven: dict[str
 
 
 def test_a_transcript_is_the_same_for_both_clients_and_streamed(served: Served, driven: dict[str, Any]) -> None:
-    heard = served.client.audio.transcriptions.create(model=served.witness.served_names[0], file=RECORDING)
+    heard = served.client.audio.transcriptions.create(model=served.model, file=RECORDING)
     assert driven["transcription"] == heard.text
     assert driven["transcription_stream"] == {"deltas": heard.text, "done": heard.text}
 
@@ -151,7 +156,7 @@ def test_a_transcript_in_every_format_is_the_same_for_both_clients(
     served: Served, driven: dict[str, Any], response_format: Any
 ) -> None:
     meant = served.client.audio.transcriptions.create(
-        model=served.witness.served_names[0], file=RECORDING, response_format=response_format
+        model=served.model, file=RECORDING, response_format=response_format
     )
     found = driven["transcription_formats"][response_format]
     assert found

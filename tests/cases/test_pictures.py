@@ -11,7 +11,7 @@ import pytest
 from aura_omni.flow import Video
 from tests.cases import pictures
 from tests.cases.ask import chat, refused, url_part
-from tests.cases.conftest import Served
+from tests.cases.conftest import Served, both
 from tests.cases.pictures import as_mode, picture, turned
 from tests.media_files import make_picture
 
@@ -50,6 +50,7 @@ BAD: dict[str, tuple[Callable[[], bytes], str]] = {
 }
 
 
+@both
 @pytest.mark.parametrize("name", GOOD)
 def test_a_good_picture_is_seen_upright_in_its_colours(served: Served, name: str) -> None:
     make, most, mode = GOOD[name]
@@ -67,6 +68,7 @@ def test_a_good_picture_is_seen_upright_in_its_colours(served: Served, name: str
         assert answer.text == chat(served, url_part("image", make_picture(picture(), "PNG"))).text
 
 
+@both
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_picture_is_refused_in_words_and_the_next_is_seen(served: Served, name: str) -> None:
     make, words = BAD[name]

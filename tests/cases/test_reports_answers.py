@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import itertools
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -15,12 +16,12 @@ import pytest
 
 from aura_omni.config import AudioChunks
 from aura_omni.errors import EngineError
-from aura_omni.flow import FRAME_S, FRAME_SAMPLES, AudioChunk, Ended, Event, TextDelta, TurnRequest, Usage
-from tests.cases.conftest import Served, served_with
+from aura_omni.flow import FRAME_S, FRAME_SAMPLES, VOICE_RATE, AudioChunk, Ended, Event, TextDelta, TurnRequest, Usage
+from tests.cases.conftest import Served, both, served_with
 from tests.family import config
 from tests.server.fake import FakePipeline, serving, tone
 
-HELLO: dict[str, Any] = {"model": "aura-tiny", "messages": [{"role": "user", "content": "Hello?"}], "max_tokens": 8}
+HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello?"}], "max_tokens": 8}
 MINUTE = round(60 / FRAME_S)  # frames
 
 
@@ -31,20 +32,22 @@ def talker_steps(served: Served) -> int:
 # ---------------------------------------------------------------- A06
 
 
+@both
 def test_a06_text_alone_runs_no_talker_and_has_no_audio(served: Served) -> None:
     before = talker_steps(served)
-    (choice,) = served.client.chat.completions.create(**HELLO, modalities=["text"]).choices
+    (choice,) = served.client.chat.completions.create(model=served.model, **HELLO, modalities=["text"]).choices
     assert choice.message.content
     assert choice.message.audio is None
-    for chunk in served.client.chat.completions.create(**HELLO, modalities=["text"], stream=True):
+    for chunk in served.client.chat.completions.create(model=served.model, **HELLO, modalities=["text"], stream=True):
         assert all(getattr(entry.delta, "audio", None) is None for entry in chunk.choices)
         assert chunk.model_extra["modality"] == "text"
     assert talker_steps(served) == before
 
 
+@both
 def test_a06_text_and_audio_are_one_message(served: Served) -> None:
     before = talker_steps(served)
-    (choice,) = served.client.chat.completions.create(**HELLO, modalities=["text", "audio"]).choices
+    (choice,) = served.client.chat.completions.create(model=served.model, **HELLO, modalities=["text", "audio"]).choices
     audio = choice.message.audio
     assert choice.message.content == audio.transcript
     assert audio.id
@@ -53,20 +56,24 @@ def test_a06_text_and_audio_are_one_message(served: Served) -> None:
     assert talker_steps(served) > before
 
 
+@both
 @pytest.mark.parametrize("audio", [None, {"voice": "vivian", "format": "pcm16"}])
 def test_a06_a_stream_of_text_and_audio_is_one_choice(served: Served, audio: dict[str, str] | None) -> None:
     fields = {} if audio is None else {"audio": audio}
-    stream = served.client.chat.completions.create(**HELLO, modalities=["text", "audio"], stream=True, **fields)
+    stream = served.client.chat.completions.create(
+        model=served.model, **HELLO, modalities=["text", "audio"], stream=True, **fields
+    )
     chunks = [chunk for chunk in stream if chunk.choices]
     assert {entry.index for chunk in chunks for entry in chunk.choices} == {0}
     assert {chunk.model_extra["modality"] for chunk in chunks} == {"text", "audio"}
     assert sum(entry.finish_reason is not None for chunk in chunks for entry in chunk.choices) == 1
 
 
+@both
 @pytest.mark.parametrize("modalities", [["video"], ["text", "smell"], [], ["TEXT"]])
 def test_a06_a_modality_that_is_not_served_is_refused(served: Served, modalities: list[Any]) -> None:
     with pytest.raises(openai.BadRequestError, match="modalities") as refusal:
-        served.client.chat.completions.create(**HELLO, modalities=modalities)
+        served.client.chat.completions.create(model=served.model, **HELLO, modalities=modalities)
     assert refusal.value.param == "modalities"
 
 
@@ -193,14 +200,37 @@ def sound_in(line: bytes) -> bytes:
 
 
 def test_a11_a_minute_of_speech_comes_in_lines_that_aiohttp_reads(talkative: Served) -> None:
-    chat, _, speech = in_events("aura-tiny", "wav")
-    _, as_openai, _ = in_events("aura-tiny", "pcm16")
+    chat, _, speech = in_events(talkative.model, "wav")
+    _, as_openai, _ = in_events(talkative.model, "pcm16")
     for found in lines(talkative.url, chat, as_openai, speech):
         events = [line for line in found if b"[DONE]" not in line]
         sound = b"".join(map(sound_in, events))
         assert len(sound) // 2 // FRAME_SAMPLES == MINUTE
         assert max(map(len, events)) < 60_000
         assert len(events[-1]) < 1_000, "the end does not repeat the sound"
+
+
+TOLD = [
+    "A red circle and a blue square meet in the middle of a big picture, and a pink heart looks on from the left.",
+    "The circle is small and the square is big, but the heart is black.",
+    "They all move to the right, and a green star comes from the top.",
+]
+WORD_S = (0.18, 0.35)  # of an unhurried voice
+
+
+def test_a11_a_long_text_is_spoken_to_its_end_in_such_lines(nano: Served) -> None:
+    """By a voice that ends when it has said everything: what is left out at any place would be missing from its length."""
+    speech = {"voice": "vivian", "seed": 3, "response_format": "wav", "stream_format": "sse"}
+    texts = [" ".join(TOLD[:count]) for count in (1, 2, 3)]
+    lengths_s = [0.0]
+    for found in lines(nano.url, *((SPEECH[0], {**speech, "input": text}) for text in texts)):
+        assert max(map(len, found)) < 60_000
+        assert len(found[-1]) < 1_000, "the end does not repeat the sound"
+        assert json.loads(found[-1].removeprefix(b"data: "))["audio_finish_reason"] == "stop"
+        samples = len(b"".join(map(sound_in, found))[44:]) // 2
+        lengths_s.append(samples / VOICE_RATE)
+    for sentence, (before_s, after_s) in zip(TOLD, itertools.pairwise(lengths_s), strict=True):
+        assert WORD_S[0] < (after_s - before_s) / len(sentence.split()) < WORD_S[1]
 
 
 def a_book_at_once(_: TurnRequest) -> Iterator[Event]:

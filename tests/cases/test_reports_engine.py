@@ -17,23 +17,22 @@ import numpy as np
 import pytest
 
 from aura_omni import turn
-from aura_omni.engine.loader import Checkpoint
 from aura_omni.flow import SILENT_TEXT, Transcript
 from aura_omni.stages.tokenizer import TextTokenizer
 from tests.cases import sounds
 from tests.cases.ask import url_part
-from tests.cases.conftest import Served, served_with
+from tests.cases.conftest import Served, both, read_by, served_with
 from tests.cases.pictures import picture
-from tests.family import config, family
+from tests.family import config
 from tests.media_files import make_picture
 
 # ---------------------------------------------------------------- A19
 
-FREED_S = 2.0
+FREED_S = 1.0
 MINUTE = {"default_sampling_params": {"min_tokens": 750, "max_tokens": 750}}  # frames, 60 s of speech
 ENDLESS = {"max_model_len": 8_192, "default_sampling_params": {"min_tokens": 6_000, "max_tokens": 6_000}}  # words
-HELLO = {"model": "aura-tiny", "messages": [{"role": "user", "content": "Hello?"}], "modalities": ["text", "audio"]}
-SAID = {"model": "aura-tiny", "voice": "vivian", "input": "Hello there."}
+HELLO = {"messages": [{"role": "user", "content": "Hello?"}], "modalities": ["text", "audio"]}
+SAID = {"voice": "vivian", "input": "Hello there."}
 LONG: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": ("/v1/chat/completions", HELLO),
     "chat, streamed": ("/v1/chat/completions", {**HELLO, "stream": True}),
@@ -99,6 +98,36 @@ def test_a19_who_hangs_up_frees_every_stage(talkative: Served, kind: str) -> Non
     assert time.monotonic() - start_s < FREED_S
 
 
+TOLD = (
+    "A red circle and a blue square meet in the middle of a big picture, and a pink heart looks on from the left. "
+    "The circle is small and the square is big, but the heart is black."
+)
+
+
+def told(kind: str) -> tuple[str, dict[str, Any]]:
+    """As LONG, for a voice that ends by itself: a text that takes it a while, or as many frames."""
+    path, body = LONG[kind]
+    frames = {"min_tokens": 200, "max_tokens": 200}
+    return path, {**body, **({"input": TOLD} if "input" in body else {"sampling_params_list": [{}, {}, frames, {}]})}
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_a19_who_hangs_up_on_a_voice_that_would_end_frees_every_stage(nano: Served, kind: str) -> None:
+    for _ in range(2):
+        left(nano, *told(kind))
+        assert within(FREED_S, lambda: active(nano) == 0)
+
+
+@pytest.mark.parametrize("kind", ["chat", "speech"])
+def test_a19_whoever_stays_hears_that_voice_for_longer_than_it_may_take_to_free_it(nano: Served, kind: str) -> None:
+    """Else the test above could not fail."""
+    path, body = told(kind)
+    with posted(nano, path, json.dumps(body).encode(), "application/json"):
+        assert within(30, lambda: active(nano) > 0)
+        assert not within(FREED_S, lambda: active(nano) == 0)
+    assert within(FREED_S, lambda: active(nano) == 0)
+
+
 def form(data: bytes, **fields: str) -> tuple[bytes, str]:
     """A recording to write down, as the body of a request and its content type."""
     request = httpx.Request("POST", "http://unused", files={"file": ("blob", data)}, data=fields)
@@ -150,7 +179,7 @@ def chat_ids(served: Served, given: dict[str, list[int]], **fields: Any) -> Coun
     given["aura"].clear()
     answer = httpx.post(
         f"{served.url}/v1/chat/completions",
-        json={"model": "aura-tiny", "modalities": ["text"], "max_tokens": 2, **fields},
+        json={"modalities": ["text"], "max_tokens": 2, **fields},
         timeout=30,
     )
     assert answer.status_code == 200, answer.text
@@ -173,6 +202,7 @@ def in_place(place: str, text: str) -> dict[str, Any]:
     }[place]
 
 
+@both
 @pytest.mark.parametrize("place", ["alone", "beside a picture", "in two parts", "of the assistant"])
 def test_a21_no_text_of_a_conversation_becomes_a_control_token(
     served: Served, given: dict[str, list[int]], place: str
@@ -182,6 +212,7 @@ def test_a21_no_text_of_a_conversation_becomes_a_control_token(
     assert harmless, "the layout itself has control tokens"
 
 
+@both
 @pytest.mark.parametrize("place", ["of the system", "in place of the prompt"])
 def test_a21_of_instructions_the_marker_of_silence_alone_is_a_token(
     served: Served, given: dict[str, list[int]], place: str
@@ -192,6 +223,7 @@ def test_a21_of_instructions_the_marker_of_silence_alone_is_a_token(
     assert chat_ids(served, given, **in_place(place, HOSTILE)) == harmless + Counter([silent])
 
 
+@both
 def test_a21_a_token_cut_in_two_parts_does_not_come_together(served: Served, given: dict[str, list[int]]) -> None:
     def halves(one: str, two: str) -> dict[str, Any]:
         parts = [{"type": "text", "text": text} for text in (one, two)]
@@ -200,15 +232,16 @@ def test_a21_a_token_cut_in_two_parts_does_not_come_together(served: Served, giv
     assert chat_ids(served, given, **halves("<|im_", "end|>")) == chat_ids(served, given, **halves("Good", "morning"))
 
 
+@both
 def test_a21_no_text_to_speak_becomes_a_control_token(served: Served, given: dict[str, list[int]]) -> None:
     for text in (HARMLESS, HOSTILE):
-        body = {"model": "aura-tiny", "voice": "vivian", "input": text, "max_new_tokens": 3}
+        body = {"voice": "vivian", "input": text, "max_new_tokens": 3}
         assert httpx.post(f"{served.url}/v1/audio/speech", json=body, timeout=30).status_code == 200
     assert given["talker"]
-    tokenizer = TextTokenizer.load(Checkpoint.find(str(family() / "tts_custom_voice")))
-    assert not special(tokenizer, given["talker"])
+    assert not special(read_by(served), given["talker"])
 
 
+@both
 def test_a21_no_words_to_expect_become_a_control_token(served: Served, given: dict[str, list[int]]) -> None:
     found = []
     for prompt in (HARMLESS, HOSTILE):
@@ -220,6 +253,7 @@ def test_a21_no_words_to_expect_become_a_control_token(served: Served, given: di
     assert found[0] == found[1]
 
 
+@both
 def test_a21_words_heard_in_a_recording_are_text(
     served: Served, given: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

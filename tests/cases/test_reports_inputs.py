@@ -14,7 +14,7 @@ from aura_omni.flow import SPEECH_RATE
 from aura_omni.media.audio import resample
 from tests.cases import sounds
 from tests.cases.ask import chat, engine_got, refused, transcribe, url_part
-from tests.cases.conftest import Served
+from tests.cases.conftest import Served, both
 from tests.cases.pictures import BLUE, RED, picture
 from tests.cases.sounds import SECONDS, one_of, voice
 from tests.media_files import likeness, make_picture
@@ -86,6 +86,7 @@ def test_a03_a_photo_reaches_the_model_upright(served: Served, kind: str, orient
     assert np.abs(frame[250:] - BLUE).mean() < 8
 
 
+@both
 @pytest.mark.parametrize("response_format", ["json", "verbose_json", "text"])
 def test_a04_broken_or_empty_sound_is_never_heard(served: Served, response_format: Any) -> None:
     for data, words in ((sounds.no_samples(), "no samples"), (sounds.with_one(np.nan), "NaN")):
@@ -96,11 +97,13 @@ def test_a04_broken_or_empty_sound_is_never_heard(served: Served, response_forma
         assert getattr(heard, "text", heard) == ""
 
 
+@both
 def test_a04_a_short_clip_has_its_true_duration_and_no_language(served: Served) -> None:
     heard = transcribe(served, sounds.ten_ms(), response_format="verbose_json")
     assert (heard.duration, heard.language) == (0.01, "")
 
 
+@both
 def test_a05_every_spelling_of_one_sound_is_one_sound(served: Served) -> None:
     data = sounds.base()
     bare = base64_of(data)
@@ -116,6 +119,7 @@ def test_a05_every_spelling_of_one_sound_is_one_sound(served: Served) -> None:
     assert len({(answer.text, *answer.transcripts) for answer in answers}) == 1
 
 
+@both
 @pytest.mark.parametrize(
     ("data", "words"),
     [
@@ -129,6 +133,7 @@ def test_a05_broken_base64_is_refused_and_names_the_part(served: Served, data: s
     assert words in refused(served, lambda: chat(served, input_audio(data)), INPUT_AUDIO)
 
 
+@both
 def test_a05_base64_that_ends_early_is_heard_up_to_there_or_refused(served: Served) -> None:
     """Cut at a multiple of four it is whole base64 of a file that is cut off."""
     bare = base64_of(sounds.base())

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 
 from aura_omni.config import SpeechConfig
-from aura_omni.engine.loader import Checkpoint
-from aura_omni.flow import FRAME_S
+from aura_omni.flow import FRAME_S, VOICE_RATE
 from aura_omni.media.audio import decode_audio
 from aura_omni.stages.aura import AuraStage
-from aura_omni.stages.tokenizer import TextTokenizer
-from tests.cases.conftest import Served, served_with
-from tests.family import Script, config, family
+from aura_omni.stages.talker import TalkerStage
+from tests.cases.conftest import Served, both, read_by, served_with
+from tests.family import Script, config
 
 # ---------------------------------------------------------------- A16
 
@@ -39,7 +39,7 @@ def longest_s(text: str) -> float:
 
 @pytest.mark.parametrize("text", SHORT)
 def test_a16_speech_of_a_short_text_ends_soon_and_says_that_it_was_stopped(endless: Served, text: str) -> None:
-    body = {"model": "aura-tiny", "voice": "vivian", "input": text}
+    body = {"voice": "vivian", "input": text}
     answer = httpx.post(f"{endless.url}/v1/audio/speech", json=body, timeout=60)
     assert answer.status_code == 200
     assert decode_audio(answer.content, max_s=90).duration_s <= longest_s(text)
@@ -48,7 +48,20 @@ def test_a16_speech_of_a_short_text_ends_soon_and_says_that_it_was_stopped(endle
 
 def test_a16_in_a_chat_the_reason_stands_beside_the_text(endless: Served) -> None:
     (choice,) = endless.client.chat.completions.create(
-        model="aura-tiny", messages=[{"role": "user", "content": "Hi"}], max_tokens=2
+        model=endless.model, messages=[{"role": "user", "content": "Hi"}], max_tokens=2
+    ).choices
+    sound = decode_audio(base64.b64decode(choice.message.audio.data), max_s=90)
+    assert sound.duration_s <= longest_s(choice.message.content)
+    assert choice.model_extra["audio_finish_reason"] in ("length", "loop", "silence")
+
+
+def test_a16_a_trained_voice_that_may_not_end_is_stopped_and_says_so(nano: Served) -> None:
+    talker = {"ignore_eos": True, "max_tokens": 900, "min_tokens": 0}
+    (choice,) = nano.client.chat.completions.create(
+        model=nano.model,
+        messages=[{"role": "user", "content": "Hello."}],
+        modalities=["text", "audio"],
+        extra_body={"sampling_params_list": [{}, {"max_tokens": 2}, talker, {}]},
     ).choices
     sound = decode_audio(base64.b64decode(choice.message.audio.data), max_s=90)
     assert sound.duration_s <= longest_s(choice.message.content)
@@ -58,9 +71,71 @@ def test_a16_in_a_chat_the_reason_stands_beside_the_text(endless: Served) -> Non
 def test_a16_a_long_text_has_a_long_budget(endless: Served) -> None:
     """Tight caps clip slow speech: there is room for four times as much as a text needs."""
     words = "Every word of this sentence has its time. " * 3
-    body = {"model": "aura-tiny", "voice": "vivian", "input": words}
+    body = {"voice": "vivian", "input": words}
     answer = httpx.post(f"{endless.url}/v1/audio/speech", json=body, timeout=60)
     assert decode_audio(answer.content, max_s=90).duration_s >= 0.4 * len(words.split())
+
+
+LONGEST_S = 5.0
+
+
+def test_a16_fifty_runs_of_short_texts_by_a_voice_that_ends_stay_short(nano: Served) -> None:
+    """And the guard has to stop none of them."""
+
+    def run(number: int) -> tuple[str, float, str]:
+        text, voice = SHORT[number % len(SHORT)], ("ryan", "vivian", "uncle_fu")[number % 3]
+        body = {"voice": voice, "input": text, "seed": number, "response_format": "wav"}
+        answer = httpx.post(f"{nano.url}/v1/audio/speech", json=body, timeout=60)
+        assert answer.status_code == 200
+        seconds = decode_audio(answer.content, max_s=90).duration_s
+        return text, seconds, answer.headers["x-audio-finish-reason"]
+
+    with ThreadPoolExecutor(4) as threads:
+        runs = list(threads.map(run, range(50)))
+    for text, seconds, reason in runs:
+        assert reason == "stop", text
+        assert 2 * FRAME_S <= seconds <= LONGEST_S, text
+
+
+# ---------------------------------------------------------------- to the last word
+
+ANSWER = (
+    "A red circle and a blue square meet in the middle of a big picture, and a pink heart looks on from the left. "
+    "The circle is small and the square is big, but the heart is black. "
+    "They all move to the right, and a green star comes from the top."
+)
+WORD_S = (0.18, 0.35)  # of an unhurried voice
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_a_long_answer_is_spoken_to_its_last_word_by_one_prompt(
+    nano: Served, given: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """It comes a character at a time while the Talker speaks, and the Talker ends by itself."""
+    prompts = []
+    prompt = TalkerStage.prompt
+    monkeypatch.setattr(TalkerStage, "prompt", lambda *asked: prompts.append(asked) or prompt(*asked))
+    monkeypatch.setattr(AuraStage, "reader", lambda *_: Script(ANSWER))
+    written = {"max_tokens": len(ANSWER), "min_tokens": len(ANSWER)}
+    answer = nano.client.chat.completions.create(
+        model=nano.model,
+        messages=[{"role": "user", "content": "What do you see?"}],
+        modalities=["text", "audio"],
+        audio={"voice": "ryan", "format": "pcm16"},
+        extra_body={
+            "sampling_params_list": [{}, written, {}, {}],
+            "additional_information": {"tts_non_streaming_mode": False},
+        },
+        stream=stream,
+    )
+    choices = [choice for chunk in answer for choice in chunk.choices] if stream else answer.choices
+    parts = [(choice.delta if stream else choice.message).to_dict() for choice in choices]
+    sound = b"".join(base64.b64decode((part.get("audio") or {}).get("data") or "") for part in parts)
+    assert "".join(part.get("content") or "" for part in parts) == ANSWER
+    assert choices[-1].model_extra["audio_finish_reason"] == "stop"
+    assert read_by(nano).decode(given["talker"]).strip() == ANSWER.lower()
+    assert len(prompts) == 1
+    assert WORD_S[0] < len(sound) / 2 / VOICE_RATE / len(ANSWER.split()) < WORD_S[1]
 
 
 # ---------------------------------------------------------------- A25 and A26: what the Talker reads
@@ -72,14 +147,14 @@ Spoken = Callable[..., tuple[str, str]]
 @pytest.fixture
 def spoken(served: Served, given: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch) -> Spoken:
     """spoken(text) has AURA write text, a character at a time: what the user sees of it, and what the Talker reads."""
-    tokenizer = TextTokenizer.load(Checkpoint.find(str(family() / "tts_custom_voice")))
+    tokenizer = read_by(served)
 
     def say(text: str, **fields: Any) -> tuple[str, str]:
         given["talker"].clear()
         monkeypatch.setattr(AuraStage, "reader", lambda *_: Script(text))
-        length, frames = len(text), len(text) + 40  # the Talker still speaks when the last of the text comes
+        length = len(text)
+        frames = length + 40  # the Talker still speaks when the last of the text comes
         body = {
-            "model": "aura-tiny",
             "messages": [{"role": "user", "content": "What is the plan?"}],
             "sampling_params_list": [
                 {},
@@ -102,16 +177,20 @@ MARKED_UP = (
 )
 
 
+@both
 @pytest.mark.parametrize("at_once", [False, True], ids=["as it is written", "all at once"])
-def test_a25_the_voice_reads_words_and_the_screen_shows_what_was_written(spoken: Spoken, at_once: bool) -> None:
+def test_a25_the_voice_reads_words_and_the_screen_shows_what_was_written(
+    served: Served, spoken: Spoken, at_once: bool
+) -> None:
+    fold = str.lower if served.trained else str  # its vocabulary has small letters alone
     shown, read = spoken(MARKED_UP, additional_information={"tts_non_streaming_mode": at_once})
     assert shown == MARKED_UP
     for mark in ("# ", "**", "*very*", "|", "---", "`", "](", "https", "😀", "👩", "secret"):
         assert mark not in read
     for word in ("The plan", "very bold", "first", "second", "Name", "Age", "Ann", "the shop", "That is all."):
-        assert word in read
+        assert fold(word) in read
     for kept in ("a_b_c", "snake_case", "2*3*4", "C#"):
-        assert kept in read
+        assert fold(kept) in read
 
 
 @pytest.mark.parametrize("written", ["```py\nx = 1\n```", "😀 👍🏽", "***"])
@@ -119,18 +198,20 @@ def test_a25_where_there_is_no_word_nothing_is_spoken(spoken: Spoken, written: s
     assert spoken(written) == (written, "")
 
 
-def test_a26_numbers_names_and_addresses_stay_whole(spoken: Spoken) -> None:
+@both
+def test_a26_numbers_names_and_addresses_stay_whole(served: Served, spoken: Spoken) -> None:
+    fold = str.lower if served.trained else str
     written = "Dr. Weiss sold 2.5 kg for $7.20 at 8:45 p.m. to A. B. Cole, see shop.test v3.1. Done! 好的。他说:“走。”然后离开。"
     shown, read = spoken(written)
     assert shown == written
     for whole in (
-        "octor Weiss sold two point five kilograms for seven dollars and twenty cents at eight forty-five PM to A B Cole, see",
+        "Doctor Weiss sold two point five kilograms for seven dollars and twenty cents at eight forty-five PM to A B Cole, see",
         "shop dot test",
         "three point one",
     ):
-        assert whole in read
+        assert fold(whole) in read
     # The sentence has one end, whatever stands in its words; closing quotes stay with theirs.
-    assert read.index("Done!") > read.index("three point one")
+    assert read.index(fold("Done!")) > read.index("three point one")
     assert "“走。”" in read
 
 

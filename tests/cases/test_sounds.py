@@ -13,7 +13,7 @@ from aura_omni.flow import SILENT_TEXT, SPEECH_RATE
 from aura_omni.media.audio import resample
 from tests.cases import sounds
 from tests.cases.ask import chat, engine_got, refused, transcribe, url_part
-from tests.cases.conftest import Served
+from tests.cases.conftest import Served, both
 from tests.cases.sounds import SECONDS, coded, louder, one_of, with_one
 from tests.media_files import likeness
 
@@ -90,6 +90,7 @@ def test_a_good_recording_is_heard_as_the_voice_it_was_made_from(served: Served,
     assert text == transcribe(served, sounds.base()).text
 
 
+@both
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_recording_is_refused_in_words_and_the_next_is_heard(served: Served, name: str) -> None:
     make, words = BAD[name]
@@ -100,6 +101,7 @@ def test_a_bad_recording_is_refused_in_words_and_the_next_is_heard(served: Serve
     assert transcribe(served, sounds.base()).text
 
 
+@both
 @pytest.mark.parametrize("make", [sounds.silence, sounds.faint_noise, sounds.tone], ids=["silence", "noise", "tone"])
 def test_m18_where_nobody_speaks_nothing_is_heard_and_nothing_answered(
     served: Served, make: Callable[[], bytes]
@@ -108,18 +110,20 @@ def test_m18_where_nobody_speaks_nothing_is_heard_and_nothing_answered(
     assert (heard.text, heard.language, heard.duration) == ("", "", 5.0)
     content = [url_part("audio", make())]
     answer = served.client.chat.completions.create(
-        model="aura-tiny", messages=[{"role": "user", "content": content}], modalities=["text", "audio"]
+        model=served.model, messages=[{"role": "user", "content": content}], modalities=["text", "audio"]
     )
     assert answer.choices[0].message.content == SILENT_TEXT
     assert answer.choices[0].message.audio is None
     assert answer.usage.completion_tokens == 0
 
 
+@both
 def test_m19_a_clip_of_ten_milliseconds_is_an_empty_text_of_its_true_duration(served: Served) -> None:
     heard = transcribe(served, sounds.ten_ms(), response_format="verbose_json")
     assert (heard.text, heard.language, heard.duration) == ("", "", 0.01)
 
 
+@both
 def test_m08_a_cover_is_no_video(served: Served) -> None:
     part = url_part("video", sounds.with_cover(), "video/mp4")
     assert "no video track" in refused(served, lambda: chat(served, part), "messages[0].content[0].video_url")

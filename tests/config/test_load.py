@@ -242,8 +242,7 @@ def test_stage_without_a_checkpoint_is_refused():
 
 def test_without_anything_the_small_checkpoints_are_served():
     config = loaded()
-    assert [stage.model for stage in config.stages] == ["nano:asr", "nano:aura"]
-    assert any("answers are text, without speech" in note for note in config.notes)
+    assert [stage.model for stage in config.stages] == ["nano:asr", "nano:aura", "nano:tts", "nano:tts"]
     assert config.served_names == ("aura-nano",)
 
 
@@ -389,6 +388,8 @@ def test_speech_keys_of_the_file_are_kept_and_printed(tmp_path):
     config = loaded(deploy_config=path)
     assert (config.speech.normalize, config.speech.frames_per_token, config.speech.spare_frames) == (False, 20.0, 38)
     assert (config.speech.tokens_ahead, loaded().speech.tokens_ahead) == (12, 3)
+    assert loaded(deploy_config="nano.yaml").speech.non_streaming
+    assert not loaded(deploy_config="tiny.yaml").speech.non_streaming
     assert yaml.safe_load(to_yaml(config))["speech"]["normalize"] is False
     assert loaded().speech.normalize
 
@@ -397,6 +398,7 @@ def test_speech_keys_of_the_file_are_kept_and_printed(tmp_path):
     ("speech", "message"),
     [
         ("{normalise: true}", "did you mean normalize?"),
+        ("{non_streaming: 1}", "non_streaming is 1; it must be true or false"),
         ("{normalize: 1}", "normalize is 1; it must be true or false"),
         ("{frames_per_token: 0.5}", "frames_per_token is 0.5; it must be a number from 1 to 1000"),
         ("{max_loop_s: 0}", "max_loop_s is 0; it must be a number from 1"),

@@ -1,5 +1,7 @@
 """What a deploy file means on this machine."""
 
+import json
+
 import pytest
 
 from aura_omni.config import Options, load_here, machine, narrowed
@@ -30,5 +32,6 @@ def test_narrowed_has_the_stages_of_one_pipeline_as_they_were():
 
 
 def test_a_deploy_file_whose_voice_is_off_says_so_to_who_wants_to_hear_it():
+    off = json.dumps({"2": {"enabled": False}, "3": {"enabled": False}})
     with pytest.raises(ConfigError, match=r"voice.*switched off.*--deploy-config aura_omni\.yaml"):
-        narrowed(load_here(Options(deploy_config="nano.yaml")), "qwen3_tts")
+        narrowed(load_here(Options(deploy_config="nano.yaml", stage_overrides=off)), "qwen3_tts")

@@ -6,8 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from aura_omni import nano
+from aura_omni.engine.loader import Checkpoint
 from aura_omni.errors import CheckpointError
 from aura_omni.pipeline import Pipeline
 from tests.family import config, family
@@ -126,6 +129,50 @@ def test_a_broken_checkpoint_is_one_line_that_names_what_is_broken(name, change,
     with pytest.raises(CheckpointError, match=words) as caught:
         Pipeline.load(config(pipeline=pipeline, **broken))
     assert "\n" not in caught.value.message.strip()
+
+
+# ---------------------------------------------------------------- checkpoints that share their weights
+
+
+@pytest.fixture
+def shelf(tmp_path):
+    """Two checkpoints beside each other; the index of the second names a file of the first."""
+    for name in ("own", "shared"):
+        (tmp_path / "shelf" / name).mkdir(parents=True)
+    tensor = {"weight": torch.ones(2)}
+    save_file(tensor, tmp_path / "shelf/own" / WEIGHTS)
+    save_file(tensor, tmp_path / WEIGHTS)
+    return tmp_path / "shelf"
+
+
+def index(folder: Path, file: str) -> None:
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"weight": file}}))
+
+
+def test_an_index_may_name_weights_on_its_shelf(shelf):
+    index(shelf / "shared", f"../own/{WEIGHTS}")
+    (file,) = Checkpoint(shelf / "shared", "shared", shelf).tensors().values()
+    assert file.samefile(shelf / "own" / WEIGHTS)
+
+
+@pytest.mark.parametrize("away", [f"../../{WEIGHTS}", f"../own/../../{WEIGHTS}", "/etc/passwd"])
+def test_an_index_that_leaves_its_shelf_is_refused(shelf, away):
+    index(shelf / "shared", away)
+    with pytest.raises(CheckpointError, match="below shelf"):
+        Checkpoint(shelf / "shared", "shared", shelf).tensors()
+
+
+def test_a_link_that_leaves_the_shelf_is_refused(shelf):
+    (shelf / "shared/link.safetensors").symlink_to(shelf.parent / WEIGHTS)
+    index(shelf / "shared", "link.safetensors")
+    with pytest.raises(CheckpointError, match="below shelf"):
+        Checkpoint(shelf / "shared", "shared", shelf).tensors()
+
+
+def test_an_index_without_a_shelf_names_files_of_its_own_folder(shelf):
+    index(shelf / "shared", f"../own/{WEIGHTS}")
+    with pytest.raises(CheckpointError, match="a file of this folder"):
+        Checkpoint.find(str(shelf / "shared")).tensors()
 
 
 @pytest.mark.parametrize("cache", ["/proc/nope", "/dev/null"])

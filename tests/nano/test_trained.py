@@ -6,6 +6,7 @@ that getting worse fails and one lucky case does not pass.
 
 from __future__ import annotations
 
+import base64
 import random
 import subprocess
 import sys
@@ -172,7 +173,7 @@ def test_drawn_conversations_and_sessions_are_held_as_the_readme_measures_it(wri
     assert all(share == 1 for name, share in shares.items() if name.startswith("silent at"))
 
 
-# ---------------------------------------------------------------- the voice is off
+# ---------------------------------------------------------------- through the clients
 
 
 @pytest.fixture(scope="module")
@@ -184,24 +185,10 @@ def client(server: Server) -> Iterator[openai.OpenAI]:
 HELLO = [{"role": "user", "content": "Hello."}]
 
 
-@pytest.mark.parametrize("modalities", [["audio"], ["text", "audio"]])
-def test_asking_for_a_voice_is_refused_with_the_way_to_one(client: openai.OpenAI, modalities: list[str]) -> None:
-    with pytest.raises(
-        openai.BadRequestError, match=r"voice.*switched off.*--deploy-config aura_omni\.yaml"
-    ) as refusal:
-        client.chat.completions.create(model="aura-nano", messages=HELLO, modalities=modalities)
-    assert refusal.value.param == "modalities"
-
-
-def test_speech_is_refused_with_the_way_to_one(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError, match=r"voice.*switched off.*--deploy-config aura_omni\.yaml"):
-        client.audio.speech.create(model="aura-nano", voice="vivian", input="Hello.")
-
-
-def test_without_modalities_the_answer_is_text(client: openai.OpenAI) -> None:
+def test_without_modalities_the_answer_is_text_and_sound(client: openai.OpenAI) -> None:
     message = client.chat.completions.create(model="aura-nano", messages=HELLO).choices[0].message
-    assert message.content == "Hello! Ask me about the shapes you show me."
-    assert message.audio is None
+    assert message.audio.transcript == "Hello! Ask me about the shapes you show me."
+    assert base64.b64decode(message.audio.data)[:4] == b"RIFF"
 
 
 def test_a_silent_turn_says_so_and_has_no_audio(server: Server) -> None:
@@ -231,8 +218,10 @@ def test_the_clients_of_the_examples_get_the_answer_of_the_readme(server: Server
 
 
 def test_a_checkpoint_that_does_not_ship_is_refused_with_those_that_do() -> None:
-    with pytest.raises(CheckpointError, match=r"'nano:tts'; there are nano:asr, nano:aura, tiny:asr"):
-        nano.folder_of("nano:tts")
+    with pytest.raises(
+        CheckpointError, match=r"'nano:tts-design'; there are nano:asr, nano:aura, nano:tts, nano:tts-base, tiny:asr"
+    ):
+        nano.folder_of("nano:tts-design")
 
 
 def test_the_checkpoints_are_small_and_say_what_they_are() -> None:

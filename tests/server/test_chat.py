@@ -78,6 +78,18 @@ def test_usage_counts_text_audio_and_video(served: Served) -> None:
     assert usage.completion_tokens_details.audio_tokens == 4
 
 
+@pytest.mark.parametrize("modalities", [["audio"], ["text", "audio"]])
+def test_sound_is_refused_where_the_voice_is_switched_off(served: Served, modalities: list[str]) -> None:
+    pipeline = FakePipeline()
+    pipeline.stages = ("asr", "aura")
+    client = served(pipeline)
+    with pytest.raises(
+        openai.BadRequestError, match=r"voice.*switched off.*--deploy-config aura_omni\.yaml"
+    ) as refusal:
+        client.chat.completions.create(model="AURA", messages=HELLO, modalities=modalities)
+    assert refusal.value.param == "modalities"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("modalities", [["text"], ["audio"], ["text", "audio"], None])
 def test_modalities_are_obeyed(served: Served, modalities: list[str] | None, stream: bool) -> None:

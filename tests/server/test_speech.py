@@ -16,7 +16,18 @@ import openai
 import pytest
 
 from aura_omni.errors import BadVoice, EngineError, PromptTooLong
-from aura_omni.flow import FRAME_SAMPLES, AudioChunk, Ended, Event, Playback, Text, TextDelta, TurnRequest, Voice
+from aura_omni.flow import (
+    FRAME_SAMPLES,
+    AudioChunk,
+    Ended,
+    Event,
+    Playback,
+    StageName,
+    Text,
+    TextDelta,
+    TurnRequest,
+    Voice,
+)
 from aura_omni.media.encoder import pcm16, wav_header
 from tests.server.conftest import data_url, wav_bytes
 from tests.server.fake import USAGE, WAIT_S, FakePipeline, Pause, serving, tone
@@ -256,10 +267,14 @@ def test_voices_are_the_names_of_the_checkpoint() -> None:
         assert httpx.get(f"{url}/v1/audio/voices").json()["voices"] == ["vivian", "ryan"]
 
 
-def test_a_server_without_a_voice_says_so(served: Served) -> None:
+SWITCHED_OFF = r"voice.*switched off.*--deploy-config aura_omni\.yaml"
+
+
+@pytest.mark.parametrize(("stages", "why"), [(("asr",), "does not speak"), (("asr", "aura"), SWITCHED_OFF)])
+def test_a_server_without_a_voice_says_so(served: Served, stages: tuple[StageName, ...], why: str) -> None:
     pipeline = FakePipeline()
-    pipeline.stages = ("asr",)
+    pipeline.stages = stages
     client = served(pipeline)
-    with pytest.raises(openai.NotFoundError, match="does not speak"):
+    with pytest.raises(openai.NotFoundError, match=why):
         speak(client)
     assert httpx.get(f"{client.base_url}audio/voices").status_code == 404

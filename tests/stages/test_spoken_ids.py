@@ -5,10 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aura_omni.engine.loader import Checkpoint
-from aura_omni.stages.speech_text import SpeechText, whole
+from aura_omni.stages.speech_text import SpeechText
 from aura_omni.stages.spoken_ids import SpokenIds
 from aura_omni.stages.tokenizer import Encoder, TextTokenizer
 from tests.family import family
+from tests.stages.speech_text import whole
 
 TEXTS = ["\n\n# Hi\nIt is **2.5 kg**, or $7.20. 😀", "好的，2个。", "```x```", "a_b_c", "", "```\ncode\n```\n", "..."]
 

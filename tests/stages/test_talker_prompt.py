@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from aura_omni.engine.loader import Checkpoint
 from aura_omni.errors import BadRequest, PromptTooLong
-from aura_omni.stages.speech_text import SpeechText, whole
+from aura_omni.stages.speech_text import SpeechText
 from aura_omni.stages.talker_prompt import MOST_WRITTEN, PromptWriter, prefill_length
 from aura_omni.stages.tokenizer import TextTokenizer
 from aura_omni.stages.voices import Speaking
 from tests.reference_tts import reference_ids, reference_tokenizer, special_ids, tts_config, write_tokenizer
+from tests.stages.speech_text import whole
 
 ID = special_ids()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,13 @@ def test_speakers_are_found_in_any_case(name: str) -> None:
 )
 def test_languages_are_found_by_name_and_iso_code(name: str | None, expected: str | None) -> None:
     assert CUSTOM.resolve(Voice(language=name)).language_id == (LANGUAGES[expected] if expected else None)
+
+
+def test_a_checkpoint_of_one_language_reads_every_text_in_it_and_is_told_none() -> None:
+    english = dataclasses.replace(CUSTOM, languages={"english": LANGUAGES["english"]}, dialects={})
+    speaking = english.resolve(Voice())
+    assert (speaking.language, speaking.language_id) == ("english", None)
+    assert CUSTOM.resolve(Voice()).language is None
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,8 @@ def made(tmp_path_factory):
     weights = ("--talker", home / "talker.pt", "--wave", home / "wave.pt", "--tokenizer", home / "tokenizer.json")
     run("export", *weights, "--out", home / "tts")
     run("export", *weights, "--encoder", home / "encoder.pt", "--kind", "base", "--out", home / "base")
+    both = ("--out", home / "family/tts", "--share", home / "family/tts-base")
+    run("export", *weights, "--encoder", home / "encoder.pt", *both)
     return SimpleNamespace(
         home=home, run=run, checkpoint=Checkpoint.find(str(home / "tts")), base=Checkpoint.find(str(home / "base"))
     )

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from tokenizers import Tokenizer
 
+from aura_omni.engine.loader import Checkpoint
 from aura_omni.flow import Voice
 from aura_omni.models.speaker_encoder import log_mel, mel_filters
 from aura_omni.stages import vocoder
@@ -19,7 +21,7 @@ from training.tts.ear import word_error, words
 from training.tts.grad import refresh, speaker_vectors
 from training.tts.graph import adam
 from training.tts.listen import talker_of
-from training.tts.phones import PHONES, SYMBOLS, Span, frame_codes, phones_of
+from training.tts.phones import CODES, PHONES, SYMBOLS, Span, frame_codes, phones_of
 from training.tts.speakers import FRAME_SAMPLES, SPEAKERS
 from training.tts.state import State
 from training.tts.talker_batch import BOS, EOS, PAD, Deck, Rows
@@ -139,6 +141,30 @@ def test_exported_talker_speaks_as_trained(made, rows):
     said = [speak(talker, rows, TEXTS[:2], [0, 1], streaming=True, most=4) for talker in (trained, stage.talker)]
     for before, after in zip(*said, strict=True):
         np.testing.assert_array_equal(before[:, :5], after[:, :5])
+
+
+def test_every_code_can_be_drawn_from_the_exported_talker(made):
+    """The published vocabulary ends with 1,024 ids that are no codes; what is trained must lie below them."""
+    stage = TalkerStage.load(made.checkpoint, device=torch.device("cpu"), dtype=torch.float32)
+    logits = stage.logits(torch.zeros(1, stage.talker.config.decoder.hidden))[0]
+    assert len(logits) == shape.PUBLISHED_CODEC_IDS
+    assert len(logits) - 1_024 >= CODES
+    assert logits[:CODES].isfinite().all()
+    assert logits[EOS].isfinite()
+
+
+def test_a_base_checkpoint_that_shares_the_weights_is_the_one_that_has_its_own(made):
+    family = made.home / "family"
+    shared = Checkpoint(family / "tts-base", "tts-base", family)
+    assert sum(file.stat().st_size for file in (family / "tts-base").rglob("*.safetensors")) < 1e6
+    for part in (lambda whole: whole, lambda whole: whole.sub("speech_tokenizer")):
+        ours, own = part(shared).tensors(), part(made.base).tensors()
+        assert ours.keys() == own.keys()
+        for name in ours:
+            with safe_open(ours[name], "pt") as one, safe_open(own[name], "pt") as other:
+                assert torch.equal(one.get_tensor(name), other.get_tensor(name)), name
+    stage = TalkerStage.load(shared, device=torch.device("cpu"), dtype=torch.float32)
+    assert stage.voices.task == "Base"
 
 
 def test_exported_encoder_gives_the_codes_it_was_trained_for(made):

@@ -15,37 +15,19 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import soxr
 
-from training.tts import texts
 from training.tts.phones import FRAME_S, Span, UnknownPhone, to_spans
 from training.tts.piper import RATE, Piper
 from training.tts.speakers import FRAME_SAMPLES, SPEAKERS, VOICE_RATE, Speaker
+from training.tts.texts import clips
 
 _GAIN = 0.8  # Piper's own level has peaks at 0.9
 _BATCH = 16
-
-
-def clips(kind: str, seed: int) -> Iterator[tuple[str, bool]]:
-    """(text, held out) without repetition. Every 40th text is held out by its number, whatever the split in time."""
-    seen: set[str] = set()
-    sources = {"domain": texts.domain, "general": texts.general, "lexicon": texts.lexicon}
-    source = iter(sources[kind](seed))
-    for text in source:
-        if text.lower() not in seen:
-            seen.add(text.lower())
-            yield text, _hash(text) % 40 == 0
-
-
-def _hash(text: str) -> int:
-    import zlib
-
-    return zlib.crc32(text.lower().rstrip(".!?").encode())
 
 
 def timed(piper: Piper, sentences: list[list[int]], durations: list[np.ndarray], speaker: Speaker) -> list[Span]:

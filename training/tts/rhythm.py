@@ -19,10 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training.tts.data import clips, line_of
+from training.tts.data import line_of
 from training.tts.phones import FRAME_S, Span, UnknownPhone, to_spans
 from training.tts.piper import Piper
 from training.tts.speakers import FRAME_SAMPLES, SPEAKERS
+from training.tts.texts import clips
 
 _CHARACTERS = 256
 

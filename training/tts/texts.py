@@ -2,12 +2,14 @@
 
 for text in domain(seed=0): ...        # endless, with repetitions
 for text in general(0): ...            # finite, as lexicon(0) is; they need Debian's wordnet-base and fortunes
+for text, unseen in clips("domain", 0): ...    # each once, and whether it is held out
 """
 
 from __future__ import annotations
 
 import random
 import re
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -345,3 +347,18 @@ def _keep(text: str, found: dict[str, None]) -> None:
         if text[-1] not in ".!?":
             text = text[0].upper() + text[1:] + "."
         found[text] = None
+
+
+def clips(kind: str, seed: int) -> Iterator[tuple[str, bool]]:
+    """(text, held out) without repetition. Every 40th text is held out by its number, whatever the split in time."""
+    seen: set[str] = set()
+    sources = {"domain": domain, "general": general, "lexicon": lexicon}
+    source = iter(sources[kind](seed))
+    for text in source:
+        if text.lower() not in seen:
+            seen.add(text.lower())
+            yield text, _hash(text) % 40 == 0
+
+
+def _hash(text: str) -> int:
+    return zlib.crc32(text.lower().rstrip(".!?").encode())

@@ -27,8 +27,6 @@ from aura_omni.stages.speech_text.language import LanguageGuess, guess
 from aura_omni.stages.speech_text.markup import Markup
 from aura_omni.stages.speech_text.reader import Reader
 
-__all__ = ["SpeechText", "whole"]
-
 _MOST_CONTEXT = 20_000  # characters; they tell the language, and more would take time from the thread that asks
 
 
@@ -48,9 +46,3 @@ class SpeechText:
     def finish(self) -> str:
         """The rest, when no more text comes."""
         return self._reader.push(self._markup.end()) + self._reader.end()
-
-
-def whole(text: str, language: str | None = None) -> str:
-    """All of a text that is there; a language that is not given is guessed from it."""
-    speech = SpeechText(language, context=text)
-    return speech.feed(text) + speech.finish()

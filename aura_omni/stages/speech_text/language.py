@@ -1,9 +1,10 @@
 """Which language a text is in, as far as it has come.
 
-By script where that decides: kana, hangul, Cyrillic, Han. Among languages in Latin letters by their most common words, which
-takes a few words to be sure of: until then, and where two are level, there is no answer. Addresses, file names and versions
-are of no language: the "com" of example.com is no Portuguese. It is used to choose how numbers are
-read, and a number that is left as it is written does less harm than one that is read in the wrong language.
+By script where that decides: kana, hangul, Cyrillic, Han. Among languages in Latin letters by their most common words. Where
+none of them stands, letters that English has are taken for English, unless what came before was in another script; where two
+languages are level, and beside letters that English does not have, there is no answer. Addresses, file names and versions are
+of no language: the "com" of example.com is no Portuguese. It is used to choose how numbers are read, and a number that is
+left as it is written does less harm than one that is read in the wrong language.
 """
 
 from __future__ import annotations
@@ -14,13 +15,18 @@ from collections import Counter
 _COMMON = {
     "english": """the of and is are were you your that this these with for have has had not be been will would can could
         should what when where which who how there they their we our from by it its it's i'm don't my she his her but or than
-        then about just please hello thanks thank yes to at an""",
+        then about just please hello thanks thank yes to at an a i as do no so in on me come""",
     "german": """der die das und ist nicht ein eine einen ich du sie wir mit auf für dem den des von zu zum im auch wie es sind
-        war wird haben hat aber oder um am an""",
-    "french": """le la les des et est une un vous je nous pas que qui dans pour sur avec ce c'est il elle au aux du de en à""",
-    "spanish": """el la los las y es un una que de en no por con para se lo su como más está del al""",
-    "italian": """il lo la gli e è un una che di non per con sono come si della del nel alle da""",
-    "portuguese": """o a os as e é um uma que de não por com para se em do da dos no na como mais está""",
+        war wird haben hat aber oder um am an hallo guten danke bitte ja nein kostet kosten habe kann gibt noch nur schon sehr
+        heute morgen uhr mein meine kein keine bei nach vor bis aus sich wenn""",
+    "french": """le la les des et est une un vous je nous pas que qui dans pour sur avec ce c'est il elle au aux du de en à
+        bonjour salut merci oui tu ne ça coûte coûtent mon mes suis sont avez très bien où quand combien heures j'ai""",
+    "spanish": """el la los las y es un una que de en no por con para se lo su como más está del al hola gracias sí cuesta
+        cuestan tengo tiene hay muy bien cuando pero porque mi tu este esta años horas""",
+    "italian": """il lo la gli e è un una che di non per con sono come si della del nel alle da i ciao grazie sì costa
+        costano ho ha molto bene quando ma perché mi ti questo questa anni""",
+    "portuguese": """o a os as e é um uma que de não por com para se em do da dos no na como mais está olá obrigado obrigada
+        sim custa custam tenho tem muito bem quando mas porque meu minha você isso são anos horas""",
 }
 _LANGUAGES: dict[str, list[str]] = {}
 for _language, _words in _COMMON.items():
@@ -71,12 +77,19 @@ class LanguageGuess:
         return self._latin() if script == "latin" else script
 
     def _latin(self) -> str | None:
-        prior = self._prior if self._prior in _COMMON else None
+        if self._prior is not None:
+            unsure = self._prior if self._prior in _COMMON else None
+        else:
+            unsure = "english" if not self._foreign and not self._spoken_for_others() else None
         ranked = self._words.most_common(2)
         if not ranked or (len(ranked) == 2 and ranked[0][1] == ranked[1][1]):
-            return prior
+            return unsure
         language, count = ranked[0]
-        return prior if language == "english" and count <= self._foreign else language
+        return unsure if language == "english" and count <= self._foreign else language
+
+    def _spoken_for_others(self) -> bool:
+        """Whether the most common words are those of other languages alone."""
+        return self._words["english"] < max(self._words.values(), default=0)
 
 
 def guess(text: str) -> str | None:

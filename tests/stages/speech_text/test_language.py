@@ -29,7 +29,7 @@ def test_a_sentence_tells_its_language(text, language):
     [
         "",
         "12 345",
-        "OK",
+        "$5",
         "Berlin München",
         "!?",
         "a.com",
@@ -45,6 +45,27 @@ def test_what_does_not_tell_is_not_guessed(text):
 
 
 @pytest.mark.parametrize(
+    ("text", "language"),
+    [
+        ("OK", "english"),
+        ("I paid $5.", "english"),
+        ("Buy a car.", "english"),
+        ("No, never.", "english"),  # which Spanish has as well
+        ("5 kg", "english"),
+        ("Es kostet 5 €.", "german"),
+        ("Hallo Anna, 5 €.", "german"),
+        ("Bonjour Anna, 5 €.", "french"),
+        ("Hola Ana, 5 €.", "spanish"),
+        ("Ciao Anna, 5 €.", "italian"),
+        ("Obrigado Ana, 5 €.", "portuguese"),
+        ("de la", None),  # French or Spanish
+    ],
+)
+def test_latin_letters_that_speak_for_no_other_language_are_english(text, language):
+    assert guess(text) == language
+
+
+@pytest.mark.parametrize(
     ("prior", "text", "language"),
     [
         ("english", "", "english"),
@@ -52,6 +73,7 @@ def test_what_does_not_tell_is_not_guessed(text):
         ("english", "Das ist", "german"),
         ("chinese", "It costs", "english"),
         ("chinese", "GPT", None),
+        ("german", "GPT", "german"),
         ("english", "好的", "chinese"),
         ("japanese", "東京", "japanese"),
         ("japanese", "我今天要去北京，明天要去上海，后天要回到这里来。", "chinese"),

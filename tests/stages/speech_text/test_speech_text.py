@@ -8,7 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from aura_omni.stages.speech_text import SpeechText, whole
+from aura_omni.stages.speech_text import SpeechText
+from tests.stages.speech_text import whole
 
 MARKED_UP = {
     "# Weather\nIt is **sunny**.": "Weather. It is sunny.",
@@ -208,13 +209,20 @@ def test_no_piece_ends_inside_a_number_an_abbreviation_or_a_name():
         assert any(unit in piece for piece in pieces), f"{unit} came in parts: {pieces}"
 
 
-def test_of_a_text_without_a_language_numbers_are_read_once_it_is_known():
-    assert "".join(pieces_of(SAMPLE)).startswith("Dr. Weiss sold 2.5 kg for seven dollars and twenty cents at eight")
-    assert whole(SAMPLE).startswith("Doctor Weiss sold two point five kilograms")  # all of it can be looked at before
-    known = SpeechText(context="Where is the shop, please?")
-    assert known.feed("Dr. ") == "Doctor"
+def test_of_a_text_without_a_language_numbers_are_read_in_the_one_that_it_is_probably_in():
+    assert pieces_of(SAMPLE) == pieces_of(SAMPLE, "english")
+    assert whole("I paid $5.") == "I paid five dollars."
+    for unknown in ("Es kostet $5.", "München, 5 kg", "$5"):
+        assert "".join(pieces_of(unknown)) == unknown
     other = SpeechText(context="这个东西多少钱？你能告诉我吗？")
     assert other.feed("It costs $7.20 ") + other.finish() == "It costs seven dollars and twenty cents"
+
+
+def test_a_number_that_comes_before_the_language_shows_stays_unless_the_question_shows_it():
+    written = "$5 kostet es."
+    assert "".join(pieces_of(written)) == whole(written) == written
+    in_german = SpeechText(context="Was kostet das?")
+    assert "".join(map(in_german.feed, written)) + in_german.finish() == written
 
 
 @pytest.mark.parametrize(

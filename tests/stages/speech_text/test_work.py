@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aura_omni.stages.speech_text import SpeechText, whole
+from aura_omni.stages.speech_text import SpeechText
 from aura_omni.stages.speech_text.language import LanguageGuess
 from aura_omni.stages.speech_text.markup import LONGEST, LONGEST_INFO, LONGEST_RUN, Markup
 from aura_omni.stages.speech_text.reader import Reader
+from tests.stages.speech_text import whole
 
 TOKENS = ["[", "](", "]", ")", "(", "!", "<", "<!--", "-->", "<script>", "</", "<a b=", "`", "```", "**", "_", "|", "\n", ">", "#",
           "- ", " ", "\\", "12", "a", ".", ":", "/", "@", "&", ";", '"', "'", "😀", "好", "x=", "-", "%"]  # fmt: skip
