@@ -119,18 +119,12 @@ def turns(server: Server) -> list[tuple[str, str, Answer]]:
 
 
 def test_spoken_questions_are_answered_right_and_the_answer_is_heard(turns: list, ear: Ear) -> None:
-    assert len(turns) == 24
+    assert len(turns) == 30
     right = [answer.text == right for _, right, answer in turns]
-    assert sum(right) >= 17, [(question, answer.text) for question, _, answer in turns]  # most others were misheard
+    assert sum(right) >= 27, [(question, answer.text) for question, _, answer in turns]
     pairs = [(answer.text, ear.hear(answer.sound)) for _, _, answer in turns]
     assert word_error(pairs) <= 0.12, pairs
     assert [answer.finish for *_, answer in turns] == ["stop"] * len(turns)
-
-
-def test_the_first_sound_of_an_answer_comes_within_a_second(turns: list) -> None:
-    delays = [answer.first_sound_s for *_, answer in turns]
-    assert None not in delays
-    assert np.median(delays) < 1.0
 
 
 def test_a_silent_turn_has_no_sound(server: Server) -> None:
