@@ -119,7 +119,7 @@ def turns(server: Server) -> list[tuple[str, str, Answer]]:
 
 
 def test_spoken_questions_are_answered_right_and_the_answer_is_heard(turns: list, ear: Ear) -> None:
-    assert len(turns) == 30
+    assert len(turns) == 2 * len(CASES) == 30
     right = [answer.text == right for _, right, answer in turns]
     assert sum(right) >= 27, [(question, answer.text) for question, _, answer in turns]
     pairs = [(answer.text, ear.hear(answer.sound)) for _, _, answer in turns]
@@ -165,7 +165,7 @@ def test_texts_that_were_never_trained_on_are_heard_and_end_by_themselves(server
     assert (levels[:, 0] > -32).all()
     assert (levels[:, 0] < -15).all()
     assert (levels[:, 1] < -1).all()  # nothing is clipped
-    assert max(roughness(sound) for _, sound, _ in said) < 20  # a click of one sample has hundreds
+    assert max(roughness(sound) for _, sound, _ in said) < 20  # a step of a fifth of full scale: more than 50
 
 
 @pytest.mark.parametrize("text", ["Yes.", "Two.", "1", "OK", "A", "I", "7", "Hello! I am Aura."])

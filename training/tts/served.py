@@ -37,6 +37,7 @@ from training.tts.texts import clips
 
 _BASE = "nano:tts-base"
 _MS = VOICE_RATE // 1000
+_BEND = 2  # samples on either side that a click bends too
 _LONGEST = 200  # characters of a text that must end
 
 
@@ -72,7 +73,8 @@ def roughness(samples: np.ndarray) -> float:
         return 0.0
     power = np.concatenate([[0.0], np.cumsum(bend**2)])
     at = np.arange(size, len(bend) - size)
-    around = (power[at + size] - power[at - size] - bend[at] ** 2) / (2 * size - 1)
+    own = power[at + _BEND + 1] - power[at - _BEND]  # of a step or an impulse
+    around = (power[at + size] - power[at - size] - own) / (2 * size - 2 * _BEND - 1)
     # What is 60 dB below the speech is not heard, so nothing stands out of less than that.
     return float((bend[at] / np.sqrt(around + 1e-6 * np.mean(bend**2) + 1e-16)).max())
 
