@@ -45,7 +45,7 @@ FEATURES: Mapping[str, Mapping[str, object]] = {
         "aura_omni.stages.asr.AsrStage.prepare_graphs": StageModel.prepare_graphs,
         "aura_omni.stages.aura.AuraStage.prepare_graphs": StageModel.prepare_graphs,
     },
-    # A layer of up to four rows as five launches.
+    # A layer of one or two rows as five launches.
     "fused-layers": {"aura_omni.models.qwen3.few": _no},
     # Norms and turns of heads inside the code predictor's attention.
     "raw-attention": {"aura_omni.models.layers.DenseKV.takes_raw": _no},

@@ -280,7 +280,9 @@ def test_a_decoder_of_a_few_rows_is_the_plain_one(monkeypatch: pytest.MonkeyPatc
     )
     torch.manual_seed(0)
     decoder = Decoder(config).to(DEVICE).requires_grad_(False)
-    steps = [(torch.randn(2 * count, 48, device=DEVICE), count) for count in (2, 1, 1)]
+    steps = [
+        (torch.randn(2 * count, 48, device=DEVICE), count) for count in (2, 1, 1)
+    ]  # four rows are too many, two are few
     adds = torch.randn(1, 48, device=DEVICE)
 
     def outputs() -> list[Tensor]:
