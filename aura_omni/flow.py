@@ -25,8 +25,8 @@ SILENT_TEXT = "<|silent|>"
 Role = Literal["system", "user", "assistant"]
 Reason = Literal["stop", "length", "silent", "cancelled", "error"]
 # "length": the frame budget ran out before the Talker said it was done; "loop", "silence": it repeated itself or made no sound
-# for too long and was stopped; "empty": of what is written nothing is spoken (code, emoji), so the Talker never heard of it
-SpeechReason = Literal["stop", "length", "loop", "silence", "empty"]
+# for too long and was stopped; "short": it said it was done long before its text can have been spoken; "empty": of what is written nothing is spoken (code, emoji), so the Talker never heard of it
+SpeechReason = Literal["stop", "length", "loop", "silence", "short", "empty"]
 VoiceTask = Literal["Base", "CustomVoice", "VoiceDesign"]
 TurnPart = Literal["turn", "speech", "transcript"]
 TranscriptFormat = Literal["json", "text", "verbose_json", "srt", "vtt"]

@@ -90,6 +90,6 @@ def failure(ended: Ended) -> AuraError | None:
 
 
 def finish_reason(ended: Ended) -> Literal["stop", "length"]:
-    """OpenAI's word: "length" when a budget cut the text or the speech."""
-    cut = ended.reason == "length" or ended.speech_reason in ("length", "loop", "silence")
+    """OpenAI's word: "length" when a budget cut the text, or the speech is not whole."""
+    cut = ended.reason == "length" or ended.speech_reason in ("length", "loop", "silence", "short")
     return "length" if cut else "stop"

@@ -161,15 +161,16 @@ class Speaker:
                 self._work.abort(sequence)
 
         def made(reason: FinishReason, _: Sequence) -> None:
-            if guard.fault is not None and self._talks_again(spoken, guard, sampling):
+            fault = guard.done() if reason == "stop" else guard.fault
+            if fault is not None and self._talks_again(spoken, guard, sampling):
                 spoken.stream = None
                 vocoder.abort(stream)
                 self._kept.clear()
                 spoken.again = True
                 self._talk(spoken)
                 return
-            self._work.speech_stopped = guard.fault is not None
-            self._work.speech_reason = guard.fault or ("length" if reason == "length" else "stop")
+            self._work.speech_stopped = fault not in (None, "short")
+            self._work.speech_reason = fault or ("length" if reason == "length" else "stop")
             chunker.send()
             vocoder.close(stream)  # drains, then ends
 
@@ -180,7 +181,7 @@ class Speaker:
         """Whether speech that went wrong is made again from the start: once, if nobody has heard it, with other draws."""
         again = not (self._plan.request.playback.live or spoken.again or sampling.temperature == 0)
         log.warning(
-            "the Talker was stopped after %d frames for %d tokens of text (%s)%s",
+            "the Talker ended or was stopped after %d frames for %d tokens of text (%s)%s",
             guard.frames,
             guard.tokens,
             guard.fault,

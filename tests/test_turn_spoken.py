@@ -190,10 +190,21 @@ def test_a_talker_without_a_sound_is_stopped(watched, monkeypatch):
 @pytest.mark.parametrize("fault", [NEVER_ENDS, STUCK], ids=["never ends", "stuck"])
 def test_speech_that_nobody_has_heard_is_made_again_with_another_seed(watched, fault, monkeypatch):
     made = tries(watched, monkeypatch, fault, {"logit_bias": {EOS: 100.0}})
-    turn = ask(watched, speech("one " * 20, talker={"seed": 7}, playback=WHOLE))
+    turn = ask(watched, speech("one " * 15, talker={"seed": 7}, playback=WHOLE))
     assert turn.end.speech_reason == "stop"
     assert [sequence.seed for sequence in made] == [7, 8]
     assert len(turn.samples) == 2 * FRAME_SAMPLES  # of the second try alone
+
+
+def test_speech_that_ends_too_soon_for_its_text_says_so(watched, monkeypatch, caplog):
+    made = tries(watched, monkeypatch)
+    for live, count in ((True, 1), (False, 2)):
+        made.clear()
+        turn = ask(watched, speech("one " * 60, talker={"logit_bias": {EOS: 100.0}}, playback=Playback(live=live)))
+        assert (turn.end.reason, turn.end.speech_reason, turn.end.speech_stopped) == ("stop", "short", False)
+        assert len(made) == count  # once more where nobody has heard it
+        assert len(turn.samples) == 2 * FRAME_SAMPLES
+    assert "short" in caplog.text
 
 
 def test_a_second_try_is_the_last(watched, monkeypatch):

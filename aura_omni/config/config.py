@@ -71,6 +71,7 @@ class SpeechConfig:
     # The most frames that a text of n tokens may become: speech has 3 or 4 for each; 12.5 are a second
     spare_frames: int = 38
     frames_per_token: float = 12.0
+    least_frames_per_token: float = 0.75  # and the least; nobody speaks 16 tokens a second
     max_loop_s: float = 8.0  # of a few codes again and again
     max_silence_s: float = 6.0
     # Ids that the Talker has in hand before it starts. It reads 12.5 a second and AURA writes ten times as many, so this only

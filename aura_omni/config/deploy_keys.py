@@ -77,6 +77,7 @@ SPEECH_KEYS: Mapping[str, Check] = {
     "normalize": boolean,
     "spare_frames": whole(1, 2**20),
     "frames_per_token": number(1, 1_000),
+    "least_frames_per_token": number(0, 1_000),
     "max_loop_s": number(1, 3_600),
     "max_silence_s": number(1, 3_600),
     "tokens_ahead": whole(0, 1_000),

@@ -1,11 +1,12 @@
-"""When a Talker that does not come to an end is stopped.
+"""When a Talker that does not come to an end is stopped, and whether one that does can have said its text.
 
 Once in a few hundred times a Talker misses the end of its text and goes on: it murmurs, repeats itself, or is silent until its
-frame budget ends. No way of sampling prevents it, so it is watched.
+frame budget ends. Of a text that is longer than those it learned from, it may lose most. No way of sampling prevents it, so it is watched.
 
     guard = SpeechGuard(config.speech, least_frames=sampling.min_tokens)
     guard.tokens += len(ids)                 # of the text that it has been given
     fault = guard.frame(codes) or guard.sound(samples)     # None while all is well
+    fault = guard.done()                     # when the Talker says that it is
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ import numpy as np
 from aura_omni.config import SpeechConfig
 from aura_omni.flow import FRAME_S, FRAME_SAMPLES
 
-Fault = Literal["length", "loop", "silence"]
+Fault = Literal["length", "loop", "silence", "short"]
 
 _LONGEST_PERIOD = 25  # frames; a loop of two seconds
+_SPARE = 12  # frames that speech may lack; of a few words nothing can be told
 _SILENT = 2e-3  # root mean square of a frame, of samples in [-1, 1]: -54 dB
 
 
@@ -66,4 +68,10 @@ class SpeechGuard:
             self._silent_frames = self._silent_frames + 1 if loudness < _SILENT else 0
             if self._silent_frames * FRAME_S >= self._limits.max_silence_s and self.frames > self._least:
                 self.fault = "silence"
+        return self.fault
+
+    def done(self) -> Fault | None:
+        """The Talker has ended by itself."""
+        if self.fault is None and self.frames + _SPARE < self._limits.least_frames_per_token * self.tokens:
+            self.fault = "short"
         return self.fault

@@ -74,3 +74,13 @@ def test_long_silence_is_stopped_and_a_pause_is_not():
         assert watching.sound(np.concatenate([quiet] * 70 + [loud])) is None
     assert watching.sound(np.concatenate([quiet] * 74)) is None
     assert watching.sound(quiet) == "silence"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "frames", "fault"),
+    [(0, 0, None), (16, 0, None), (17, 0, "short"), (200, 137, "short"), (200, 138, None)],
+)
+def test_speech_that_ends_before_its_text_can_have_been_said_is_short(tokens, frames, fault):
+    guard = SpeechGuard(SpeechConfig(least_frames_per_token=0.75))
+    guard.tokens, guard.frames = tokens, frames
+    assert guard.done() == guard.fault == fault
