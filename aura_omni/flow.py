@@ -322,7 +322,7 @@ class Ended:
     """The last event of every Turn. error is set exactly when reason is "error".
 
     reason is how the text ended; speech_reason how the speech did (None when none was asked for, or the turn was silent).
-    speech_stopped: it did not come to an end by itself and was stopped by a guard; its last seconds are not speech.
+    speech_stopped: it is not all that was to be said: a guard stopped it, the Talker was full, or it ended too soon for its text.
     """
 
     reason: Reason

@@ -298,8 +298,9 @@ class _Planner:
             return None
         speaking = self.parts.speech.talker.voices.resolve(request.voice)
         voice = request.voice
-        if voice.non_streaming is None and self.parts.aura is not None and not voice.pass_token_ids:
-            return replace(speaking, non_streaming=self.config.speech.non_streaming)
+        whole = self.config.speech.non_streaming
+        if voice.non_streaming is None and (self.parts.aura is not None or whole) and not voice.pass_token_ids:
+            return replace(speaking, non_streaming=whole)
         return speaking
 
     def _body(self, request: TurnRequest, speaking: Speaking | None) -> list[int] | None:

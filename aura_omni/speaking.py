@@ -169,7 +169,9 @@ class Speaker:
                 spoken.again = True
                 self._talk(spoken)
                 return
-            self._work.speech_stopped = fault not in (None, "short")
+            # A budget of frames is what was asked for; the end of max_model_len is not.
+            full = reason == "length" and guard.frames < sampling.max_tokens
+            self._work.speech_stopped = full or fault is not None
             self._work.speech_reason = fault or ("length" if reason == "length" else "stop")
             chunker.send()
             vocoder.close(stream)  # drains, then ends

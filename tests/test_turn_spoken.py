@@ -201,7 +201,7 @@ def test_speech_that_ends_too_soon_for_its_text_says_so(watched, monkeypatch, ca
     for live, count in ((True, 1), (False, 2)):
         made.clear()
         turn = ask(watched, speech("one " * 60, talker={"logit_bias": {EOS: 100.0}}, playback=Playback(live=live)))
-        assert (turn.end.reason, turn.end.speech_reason, turn.end.speech_stopped) == ("stop", "short", False)
+        assert (turn.end.reason, turn.end.speech_reason, turn.end.speech_stopped) == ("stop", "short", True)
         assert len(made) == count  # once more where nobody has heard it
         assert len(turn.samples) == 2 * FRAME_SAMPLES
     assert "short" in caplog.text
@@ -274,3 +274,12 @@ def test_a_server_whose_talker_never_stops_answers_in_time_and_says_so():
         raw = client.post("/v1/audio/speech", json={"input": "```\ncode\n```", "normalize": False})
         assert raw.headers["x-audio-finish-reason"] == "length"
         assert base64.b64decode(chat["choices"][0]["message"]["audio"]["data"])
+
+
+def test_speech_that_fills_the_talker_is_not_whole(watched):
+    """The end of max_model_len is nobody's budget; max_tokens is."""
+    text = "one " * 330  # of 1,024 rows
+    turn = ask(watched, speech(text, talker=NEVER_ENDS | {"max_tokens": 4_000}))
+    assert (turn.end.speech_reason, turn.end.speech_stopped) == ("length", True)
+    turn = ask(watched, speech("Hello there", frames=3, talker=NEVER_ENDS))
+    assert (turn.end.speech_reason, turn.end.speech_stopped) == ("length", False)

@@ -169,9 +169,7 @@ class _Reply:
                 yield from map(self._data, self._sound.feed(event.samples))
             case Ended() if event.speech_stopped and not self._wanted.as_events:
                 # Nothing in bytes of sound can say so, and an end would pass for a whole answer.
-                raise EngineError(
-                    f"the speech did not come to its end and was stopped ({event.speech_reason}); ask again, or without a stream"
-                )
+                raise EngineError(f"the speech is not whole ({event.speech_reason}); ask again, or without a stream")
             case Ended():
                 if not self._spoken:
                     yield from map(self._data, self._sound.feed(SILENCE))
