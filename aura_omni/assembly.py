@@ -30,9 +30,9 @@ from aura_omni.stages import asr, aura, vocoder
 from aura_omni.stages.asr import AsrStage
 from aura_omni.stages.aura import AuraStage
 from aura_omni.stages.encoder_graphs import HearingGraphs, TowerGraphs
+from aura_omni.stages.references import References
 from aura_omni.stages.talker import TalkerStage, predictor_sampling
 from aura_omni.stages.vocoder import VocoderRunner
-from aura_omni.stages.voices import ReferenceStore
 
 log = logging.getLogger(__name__)
 
@@ -52,14 +52,15 @@ class Speech:
     """Talker and Code2Wav, which only work together.
 
     predictor  sampling of the code predictor, the deploy file's changes applied
-    encode     a reference's samples float32 [n] at VOICE_RATE -> codes int64 [T, 16]
+    encode     a reference's samples float32 [n] at VOICE_RATE -> codes int64 [T, 16]; not on the engine thread, as it takes long
+    references what is built with it; the engine's last runner
     """
 
     talker: TalkerStage
     vocoder: VocoderRunner
     predictor: Sampling
     encode: Callable[[np.ndarray], Tensor]
-    references: ReferenceStore
+    references: References
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class Stages:
     ahead: bool = False
 
     def runners(self) -> dict[str, Runner]:
-        """In the order in which the engine steps them."""
+        """Of the stages, in the order in which the engine steps them."""
         found: dict[StageName, Runner] = {**self.ar_runners}
         if self.speech is not None:
             found["code2wav"] = self.speech.vocoder
@@ -349,5 +350,5 @@ def _speech(config: Config, talker: TalkerStage, codec: tuple[CodecDecoder, Code
         vocoder=runner,
         predictor=predictor_sampling(talker.predictor_sampling, config.stage("talker").subtalker),
         encode=lambda samples: encoder.encode(torch.from_numpy(samples).to(device)),
-        references=ReferenceStore(REFERENCES_KEPT),
+        references=References(Lane(device), capacity=REFERENCES_KEPT, max_waiting=WAITING_PER_SLOT * slots),
     )

@@ -1,6 +1,6 @@
 """The speech of one Turn: its text to frames, frames to sound, and sound to the listener.
 
-    speaker = Speaker(plan, work, speech, chunks=..., limits=...)
+    speaker = Speaker(plan, work, speech, post=engine.post, chunks=..., limits=...)
     speaker.follow(asked)                     # AURA is about to write: the Talker reads along, if it may
     speaker.read(delta)
     speaker.text_ended()                      # or, where nothing is followed: speaker.speak(ids)
@@ -37,11 +37,20 @@ log = logging.getLogger(__name__)
 
 class Speaker:
     def __init__(
-        self, plan: Plan, work: Work, speech: Speech | None, *, chunks: AudioChunks, limits: SpeechConfig
+        self,
+        plan: Plan,
+        work: Work,
+        speech: Speech | None,
+        *,
+        post: Callable[[Callable[[], None]], object],
+        chunks: AudioChunks,
+        limits: SpeechConfig,
     ) -> None:
         """speech: None where nothing can speak."""
         self._plan, self._work, self._speech = plan, work, speech
-        self._chunks, self._limits = chunks, limits
+        self._post, self._chunks, self._limits = post, chunks, limits
+        self._reference: Reference | None = None  # of the voice to clone, once it is there
+        self._then: Callable[[Reference | None], None] | None = None  # while it is waited for: what follows
         self._asked = ""  # the words of the last message: the answer is probably in their language
         self._handover: _Handover | None = None  # while AURA writes and the Talker is to follow
         self._chunker: _Chunker | None = None  # once the Talker speaks
@@ -59,7 +68,7 @@ class Speaker:
             self._work.speech_reason = "empty"
             self._work.finish(self._work.text_reason)
         else:
-            self._talk(_Speech(speech, speaking, body, self._reference(speech, speaking)))
+            self._with_voice(speech, speaking, lambda reference: self._talk(_Speech(speech, speaking, body, reference)))
 
     def body(self, text: str) -> list[int] | None:
         """Ids of a whole text in its spoken form; None: nothing of it is spoken."""
@@ -95,9 +104,11 @@ class Speaker:
             self._feed(handover.speech, ids)
             return
         handover.body += ids
-        if not handover.body:
-            return
-        reference = self._reference(handover.parts, handover.speaking)
+        if handover.body:
+            self._with_voice(handover.parts, handover.speaking, partial(self._hand_over, handover))
+
+    def _hand_over(self, handover: _Handover, reference: Reference | None) -> None:
+        """Start the Talker if there is text enough for it."""
         least = handover.parts.talker.least_body(handover.speaking, reference) + self._limits.tokens_ahead
         if len(handover.body) >= least and handover.text.speakable:
             handover.speech = _Speech(handover.parts, handover.speaking, handover.body, reference, open_ended=True)
@@ -225,15 +236,36 @@ class Speaker:
             self._work.send(AudioChunk(samples))
         self._work.finish(self._work.text_reason)
 
-    def _reference(self, speech: Speech, speaking: Speaking) -> Reference | None:
-        """The voice to clone: built once per recording and transcript, then remembered."""
+    def _with_voice(self, speech: Speech, speaking: Speaking, then: Callable[[Reference | None], None]) -> None:
+        """Go on with the voice to clone, None if there is none: now, or when it is built, and then with the last `then` only."""
         voice, samples = self._plan.request.voice, self._plan.reference
         if samples is None or voice.ref_audio is None:
-            return None
+            then(None)
+            return
         ref_text = voice.ref_text if speaking.clone == "continue" else None
-        return speech.references.get(
-            voice.ref_audio, ref_text, lambda: speech.talker.reference(speaking, samples, ref_text, speech.encode)
+        if self._reference is None:
+            self._reference = speech.references.kept(voice.ref_audio, ref_text)
+        if self._reference is not None:
+            then(self._reference)
+            return
+        waits, self._then = self._then is not None, then
+        if waits:
+            return
+
+        def built(_: FinishReason) -> None:
+            last, self._then = self._then, None
+            assert last is not None
+            self._reference = asked.reference
+            last(asked.reference)
+
+        asked = speech.references.ask(
+            voice.ref_audio,
+            ref_text,
+            lambda: speech.talker.reference(speaking, samples, ref_text, speech.encode),
+            post=self._post,
+            on_end=lambda reason, error: self._work.ended(asked, reason, error, built),
         )
+        self._work.watch(asked, lambda: speech.references.abort(asked))
 
 
 @dataclass(slots=True, eq=False)

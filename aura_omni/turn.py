@@ -37,7 +37,7 @@ class Turn:
     ) -> None:
         self._plan, self._engine, self._parts = plan, engine, parts
         self._work = Work(sink, parts.ar_runners)
-        self._speaker = Speaker(plan, self._work, parts.speech, chunks=chunks, limits=limits)
+        self._speaker = Speaker(plan, self._work, parts.speech, post=engine.post, chunks=chunks, limits=limits)
         self._unheard = deque((clip, part) for clip, parts in enumerate(plan.hearing) for part in range(len(parts)))
         self._heard: list[list[Transcript]] = [[Transcript("")] * len(parts) for parts in plan.hearing]
         self._thinking: Sequence | None = None

@@ -14,11 +14,13 @@ from aura_omni.engine.runner import ArRunner
 from aura_omni.engine.sequence import FinishReason, Sequence
 from aura_omni.errors import AuraError, EngineError
 from aura_omni.flow import Ended, Event, Reason, SpeechReason, StageName, Usage
+from aura_omni.stages.references import Asked
 from aura_omni.stages.vocoder import Stream
 
 log = logging.getLogger(__name__)
 
 Sink = Callable[[Event], None]
+_Job = Sequence | Stream | Asked
 
 
 class Work:
@@ -29,7 +31,7 @@ class Work:
 
     def __init__(self, sink: Sink, runners: Mapping[StageName, ArRunner]) -> None:
         self._sink, self._runners = sink, runners
-        self._live: dict[Sequence | Stream, Callable[[], None]] = {}
+        self._live: dict[_Job, Callable[[], None]] = {}
         self._outcome: tuple[Reason, AuraError | None] | None = None
         self._ended = False
         self._usage = Usage()
@@ -49,13 +51,13 @@ class Work:
         """How much is in progress."""
         return len(self._live)
 
-    def __contains__(self, work: Sequence | Stream) -> bool:
+    def __contains__(self, work: _Job) -> bool:
         return work in self._live
 
-    def abort(self, work: Sequence | Stream) -> None:
+    def abort(self, work: _Job) -> None:
         self._live[work]()
 
-    def watch(self, work: Sequence | Stream, abort: Callable[[], None]) -> None:
+    def watch(self, work: _Job, abort: Callable[[], None]) -> None:
         """The Turn does not end before `ended` is called for this."""
         self._live[work] = abort
 
@@ -79,7 +81,7 @@ class Work:
 
     def ended(
         self,
-        work: Sequence | Stream,
+        work: _Job,
         reason: FinishReason,
         error: Exception | None,
         then: Callable[[FinishReason], None],

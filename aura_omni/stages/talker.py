@@ -166,7 +166,8 @@ class TalkerStage(StageModel):
 
     @torch.no_grad()
     def speaker(self, samples: np.ndarray) -> Tensor:
-        """samples float32 [n] mono at 24 kHz -> the voice's vector [H]. Runs on the stage's device, on the engine thread."""
+        """samples float32 [n] mono at 24 kHz -> the voice's vector [H]. Runs on the stage's device, in the current lane.
+        Beside the engine's thread, by one thread at a time."""
         if self._speaker_encoder is None:
             raise ValueError(f"checkpoint {self.voices.checkpoint} has no speaker encoder")
         mel = log_mel(torch.from_numpy(samples).to(self.device))
@@ -177,7 +178,8 @@ class TalkerStage(StageModel):
     ) -> Reference:
         """Build what `speaking.clone` asks for. samples as in `speaker`; encode: the codec's, samples -> codes int64 [T, 16].
 
-        Runs both encoders on the engine thread; keep the result, which is on the host, in a `ReferenceStore`.
+        Runs both encoders, in the current lane, which takes seconds on a CPU: `References` does so beside the engine's thread
+        and keeps the result, which is there and on the host when this returns.
         """
         vector = self.speaker(samples).cpu()
         if speaking.clone == "speaker" or ref_text is None:

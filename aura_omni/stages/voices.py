@@ -1,6 +1,6 @@
 """Who speaks, in which language and manner: a request's Voice checked against what the checkpoint can do.
 
-Knows names and limits, not tensors; the only thing kept is a bounded store of references that were costly to build.
+Knows names and limits, not tensors. What a recording becomes is built and kept by `references`.
 
     voices = Voices.from_json(config, checkpoint.name)
     speaking = voices.resolve(Voice(speaker="Ryan", language="en"))       # or BadVoice, before anything runs
@@ -8,9 +8,7 @@ Knows names and limits, not tensors; the only thing kept is a bounded store of r
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -235,35 +233,3 @@ class Voices:
             raise BadVoice(
                 f"ref_audio is {audio.duration_s:.1f} s long; at most {MAX_REFERENCE_S} s are taken", param="ref_audio"
             )
-
-
-class ReferenceStore:
-    """Built references by content, the least recently used dropped first. Safe to use from several threads.
-
-    Two threads that ask for the same new reference may both build it; the first one in stays.
-    """
-
-    def __init__(self, capacity: int) -> None:
-        if capacity < 1:
-            raise ValueError(f"a reference store of capacity {capacity} holds nothing")
-        self._capacity = capacity
-        self._kept: OrderedDict[tuple[bytes, str | None], Reference] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, audio: Audio, ref_text: str | None, build: Callable[[], Reference]) -> Reference:
-        """ref_text is None when only the speaker vector is used. `build` runs outside the lock."""
-        key = (audio.key, ref_text)
-        with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
-        built = build()
-        with self._lock:
-            kept = self._kept.setdefault(key, built)
-            self._kept.move_to_end(key)
-            while len(self._kept) > self._capacity:
-                self._kept.popitem(last=False)
-        return kept
-
-    def __len__(self) -> int:
-        return len(self._kept)

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from aura_omni.errors import BadVoice, CheckpointError
 from aura_omni.flow import Audio, Voice
-from aura_omni.stages.voices import Reference, ReferenceStore, Voices
+from aura_omni.stages.voices import Voices
 from tests.reference_tts import LANGUAGES, SPEAKERS, tts_config
 
 
@@ -139,28 +138,6 @@ def test_a_checkpoint_of_an_unknown_kind_is_refused() -> None:
     config["talker_config"]["spk_id"] = {}
     with pytest.raises(CheckpointError, match="without speakers"):
         Voices.from_json(config, "tiny")
-
-
-def test_references_are_built_once_and_the_least_recently_used_goes() -> None:
-    store, built = ReferenceStore(2), []
-
-    def get(key: bytes, text: str | None = None) -> Reference:
-        def build() -> Reference:
-            built.append((key, text))
-            return Reference(torch.zeros(1))
-
-        return store.get(recording(1, key=key), text, build)
-
-    first = get(b"a")
-    get(b"b")
-    assert get(b"a") is first
-    get(b"a", "with text")  # b goes
-    assert get(b"a") is first
-    get(b"b")
-    assert built == [(b"a", None), (b"b", None), (b"a", "with text"), (b"b", None)]
-    assert len(store) == 2
-    with pytest.raises(ValueError, match="capacity 0"):
-        ReferenceStore(0)
 
 
 @pytest.mark.parametrize(
