@@ -172,13 +172,14 @@ def test_closing_ends_turns_that_wait_and_does_not_wait_for_the_build(monkeypatc
     assert held.started.empty()
 
 
-def test_a_voice_that_waits_for_its_text_is_built_once(pipeline, held):
-    """Word by word the text is far longer than one word when the voice is there."""
-    long = {"aura": {"max_tokens": 40}}
-    waiting, _ = begun(pipeline, dataclasses.replace(request(b"text first"), sampling=long))
+def test_what_was_written_while_its_voice_was_built_is_spoken(pipeline, held):
+    """All of it, read in one prompt when the voice is there, and the voice is built once however often text came."""
+    waiting, _ = begun(pipeline, request(b"text first"))
     held.one_has_started()
-    ask(pipeline, dataclasses.replace(request(b"known"), sampling=long, speak=False))
+    written = ask(pipeline, dataclasses.replace(request(b"known"), speak=False))
     held.let_go()
     waiting.wait()
     assert waiting.end.error is None
+    assert waiting.text == written.text
+    assert len(waiting.samples) == FRAMES * FRAME_SAMPLES
     assert held.started.empty()
