@@ -165,7 +165,8 @@ class References:
 
     def _built(self, build: _Build, reference: Reference | None, error: Exception | None) -> None:
         self._count += 1
-        del self._builds[build.key]
+        if self._builds.get(build.key) is build:  # else the engine has ended everybody meanwhile
+            del self._builds[build.key]
         if reference is not None:
             self._kept[build.key] = reference
             while len(self._kept) > self._capacity:
