@@ -302,7 +302,7 @@ class Markup:
             if self._before in (")", "]"):
                 self._write(" ")  # the figures of two links in a row are two numbers
             self._brackets.append(False)
-            self._release(1, "")
+            self._release(2 if held[1] == "^" else 1, "")
         else:
             self._release(size, "")
 

@@ -30,7 +30,7 @@ MARKED_UP = {
     "See [the shop][1], ![a cat](cat.png) and <https://shop.test/help>.": "See the shop, a cat and shop dot test slash help.",
     "Take [this] and [see it](not a link) too": "Take this and see it (not a link) too",
     "It is so [1], and so[^2].": "It is so, and so.",
-    "See [12](#a), [7](./ch7.md), [X](b), ![5](c), [^1](d), [2024](e), [5][ref] and [6][].": "See 12, 7, X, 5, ^1, 2024, 5 and 6.",
+    "See [12](#a), [7](./ch7.md), [X](b), ![5](c), [^1](d), [2024](e), [5][ref] and [6][].": "See 12, 7, X, 5, 1, 2024, 5 and 6.",
     "[1](a)[2](b) so [3][4][^5], [6][7](c), [8][9th], [1][2": "1 2 so, 7, 8, 2",
     "array[5], a[5](b), a[x], [8] and [x] but so[^9]": "array[5], a[5](b), a[x], and but so",
     "- [x](a) b\n- [ ] c [3](not a link)": "x b. c 3 (not a link)",
