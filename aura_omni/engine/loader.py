@@ -135,7 +135,8 @@ class Checkpoint:
         return f"said to be in {self._shown(named)}, it is in {'none' if holder is None else self._shown(holder)}"
 
     def _shown(self, file: Path) -> str:
-        return shown(str(file.relative_to(self.folder)))[1:-1]
+        """As the index has it."""
+        return str(file.relative_to(self.folder) if file.is_relative_to(self.folder) else file)
 
     @contextmanager
     def _opened(self, file: Path) -> Iterator[Any]:

@@ -181,6 +181,14 @@ def test_a_file_that_an_index_names_in_vain_is_named_with_its_folder(shelf):
         Checkpoint(shelf / "shared", "shared", shelf).tensors()
 
 
+def test_a_damaged_file_of_another_folder_is_named_with_its_folder(shelf):
+    (shelf / "own" / WEIGHTS).write_bytes(b"x")
+    for name in (f"../own/{WEIGHTS}", str(shelf / "own" / WEIGHTS)):
+        index(shelf / "shared", name)
+        with pytest.raises(CheckpointError, match=f"^{name} of checkpoint shared cannot be read"):
+            Checkpoint(shelf / "shared", "shared", shelf).tensors()
+
+
 @pytest.mark.parametrize("on_shelf", [False, True])
 def test_a_name_that_no_file_can_have_is_refused_in_few_words(shelf, on_shelf):
     index(shelf / "shared", "x" * 5_000)
