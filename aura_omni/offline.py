@@ -102,7 +102,7 @@ def chat(arguments: argparse.Namespace, config: Config) -> int:
     stages = [stage.name for stage in config.stages]
     if output is not None and "talker" not in stages:
         raise BadRequest(why_mute(stages), param="output")
-    if output is not None:
+    if "talker" in stages:
         _check_names(arguments, config)
     with Pipeline.load(config) as pipeline:
         events = pipeline.chat_events(

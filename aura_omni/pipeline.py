@@ -298,9 +298,13 @@ class _Planner:
         return None
 
     def _speaking(self, request: TurnRequest) -> Speaking | None:
-        if not request.speak or self.parts.speech is None:
+        if self.parts.speech is None:
             return None
-        speaking = self.parts.speech.talker.voices.resolve(request.voice)
+        voices = self.parts.speech.talker.voices
+        if not request.speak:
+            voices.check_names(request.voice)
+            return None
+        speaking = voices.resolve(request.voice)
         voice = request.voice
         whole = self.config.speech.non_streaming
         if voice.non_streaming is None and (self.parts.aura is not None or whole) and not voice.pass_token_ids:

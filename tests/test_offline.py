@@ -103,6 +103,7 @@ def test_what_cannot_be_done_is_one_line_and_status_1(run, tmp_path, monkeypatch
         ["say", "Hi", "-o", "x.wav", "--voice", "nobody"],
         ["say", "Hi", "-o", "x.wav", "--language", "klingon"],
         ["chat", "Hi", "-o", "x.wav", "--language", "xx"],
+        ["chat", "Hi", "--language", "klingon"],
         ["chat", " ", "-o", "x.wav"],
         ["chat", "Hi", "--image", "nothing.png"],
         ["transcribe", VOICE, "--language", "klingon"],

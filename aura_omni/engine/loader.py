@@ -21,7 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from aura_omni.errors import CheckpointError
+from aura_omni.errors import CheckpointError, shown
 from aura_omni.models.weights import Layout, Prepared, Slot, slots
 
 T = TypeVar("T")
@@ -96,27 +96,47 @@ class Checkpoint:
 
     def tensors(self) -> dict[str, Path]:
         """Published tensor name -> the file that holds it, over all *.safetensors of the folder (or of its index)."""
-        files = sorted(self.folder.glob("*.safetensors"))
-        if self.has(_INDEX):
-            files = self.parse(self._indexed, _INDEX) or files
+        indexed = self.parse(self._indexed, _INDEX) if self.has(_INDEX) else {}
+        files = sorted(set(indexed.values()) or self.folder.glob("*.safetensors"))
         if not files:
             raise CheckpointError(f"checkpoint {self.name} has no *.safetensors file")
-        found: dict[str, Path] = {}
+        holds: dict[Path, set[str]] = {}
         for file in files:
-            if not file.is_file():
-                raise CheckpointError(f"checkpoint {self.name} lacks the file {file.name} that its index names")
             with self._opened(file) as tensors:
-                found.update(dict.fromkeys(tensors.keys(), file))
-        return found
+                holds[file] = set(tensors.keys())
+        found = {tensor: file for file, names in holds.items() for tensor in names}
+        astray = sorted(tensor for tensor, file in indexed.items() if tensor not in holds[file])
+        if astray:
+            raise CheckpointError(
+                f"checkpoint {self.name}: the files that its index names do not hold "
+                f"{_few(f'{shown(tensor)} ({self._whereabouts(indexed[tensor], found.get(tensor))})' for tensor in astray)}"
+            )
+        return found | indexed
 
-    def _indexed(self, index: dict[str, Any]) -> list[Path]:
-        names = set(index.get("weight_map", {}).values())
-        if not all(isinstance(name, str) and (self.shelf or Path(name).name == name) for name in names):
-            raise ValueError("weight_map must give a file of this folder for each tensor")
-        files = sorted(self.folder / name for name in names)
-        if self.shelf and not all(file.resolve().is_relative_to(self.shelf.resolve()) for file in files):
-            raise ValueError(f"weight_map must give a file below {self.shelf.name} for each tensor")
-        return files
+    def _indexed(self, index: dict[str, Any]) -> dict[str, Path]:
+        """Tensor name -> its file, which is there."""
+        where = index.get("weight_map", {})
+        files: dict[str, Path] = {}
+        for name in set(where.values()):
+            if not (isinstance(name, str) and (self.shelf or Path(name).name == name)):
+                raise ValueError("weight_map must give a file of this folder for each tensor")
+            files[name] = self.folder / name
+            try:
+                if self.shelf and not files[name].resolve().is_relative_to(self.shelf.resolve()):
+                    raise ValueError(f"weight_map must give a file below {self.shelf.name} for each tensor")
+                there = files[name].is_file()
+            except OSError:  # no file can be called so
+                there = False
+            if not there:
+                raise ValueError(f"weight_map names the file {shown(name)}, which is not there")
+        return {tensor: files[name] for tensor, name in where.items()}
+
+    def _whereabouts(self, named: Path, holder: Path | None) -> str:
+        return f"said to be in {self._shown(named)}, it is in {'none' if holder is None else self._shown(holder)}"
+
+    def _shown(self, file: Path) -> str:
+        """As the index has it."""
+        return str(file.relative_to(self.folder) if file.is_relative_to(self.folder) else file)
 
     @contextmanager
     def _opened(self, file: Path) -> Iterator[Any]:
@@ -126,7 +146,7 @@ class Checkpoint:
                 yield tensors
         except (SafetensorError, OSError) as error:
             raise CheckpointError(
-                f"{file.name} of checkpoint {self.name} cannot be read ({error}); it may be incomplete: fetch it again"
+                f"{self._shown(file)} of checkpoint {self.name} cannot be read ({error}); it may be incomplete: fetch it again"
             ) from error
 
     def load(

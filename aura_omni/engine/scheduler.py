@@ -106,7 +106,7 @@ class Scheduler:
                 limit = f"its cache of {self.cache.pages:,} pages holds {self.max_length - 1:,}"
                 way_out = "raise gpu_memory_utilization of this stage"
             raise PromptTooLong(
-                f"the prompt has {prompt:,} tokens, {limit}. Shorten the messages, or {way_out}.", param="messages"
+                f"the prompt has {prompt:,} tokens, {limit}. Send less, or {way_out}.", param="messages"
             )
 
     def remove(self, sequence: Sequence, *, forget: bool = False) -> None:

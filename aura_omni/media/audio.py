@@ -30,11 +30,19 @@ _SAMPLE_FORMATS = ("u8", "s16", "s32", "flt", "dbl")  # the ways decoders write 
 # ---------------------------------------------------------------- decode
 
 
-def decode_audio(data: bytes, *, max_s: float, budget: Budget | None = None, param: str | None = None) -> Audio:
+def decode_audio(
+    data: bytes,
+    *,
+    max_s: float,
+    max_s_key: str | None = "media.max_audio_s",
+    budget: Budget | None = None,
+    param: str | None = None,
+) -> Audio:
     """The first audio track of a file, as mono float32 at its own rate.
 
     data    a whole audio or video file of any common container; a file that is cut off is good up to the cut
     max_s   longest sound accepted, in seconds; counted while decoding, declared durations are not trusted
+    max_s_key  of the deploy file, which raises max_s; None: nothing does
     budget  what the whole request may cost, taken from frame by frame
     returns samples float32 [n] in [-1, 1], the mean of all channels; louder files are divided by their peak
     raises  BadMedia: unreadable, no audio track, no samples, non-finite samples, too long, or an absurd rate
@@ -45,10 +53,8 @@ def decode_audio(data: bytes, *, max_s: float, budget: Budget | None = None, par
         pieces.append(piece)
         count += len(piece)
         if count > max_s * rate:
-            raise BadMedia(
-                f"the sound lasts longer than {max_s:g} s; cut it, or raise media.max_audio_s in the deploy file",
-                param=param,
-            )
+            way_out = f"cut it, or raise {max_s_key} in the deploy file" if max_s_key else "cut it"
+            raise BadMedia(f"the sound lasts longer than {max_s:g} s; {way_out}", param=param)
         if count > MAX_SAMPLES:
             raise BadMedia(
                 f"the sound has more than {MAX_SAMPLES:,} samples, {MAX_SAMPLES / rate:,.0f} s at {rate} Hz; cut it, "

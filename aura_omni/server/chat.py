@@ -24,7 +24,7 @@ from aura_omni.server.schemas import ChatRequest, documented, read_body
 from aura_omni.server.sound import SoundFormat
 from aura_omni.server.stream import ChunkStream
 from aura_omni.server.turns import Pipeline
-from aura_omni.server.voice import CHAT_FIELDS, request_fields_named, voice_request
+from aura_omni.server.voice import chat_fields, request_fields_named, voice_request
 
 
 def router(pipeline: Pipeline, media: MediaReader) -> APIRouter:
@@ -40,7 +40,7 @@ def router(pipeline: Pipeline, media: MediaReader) -> APIRouter:
 
         async def work(send: Send) -> None:
             asked = await turn_request(body, pipeline.stages, wanted, media)
-            with request_fields_named(CHAT_FIELDS):
+            with request_fields_named(chat_fields(body)):
                 failed = await answer(pipeline, asked, wanted, send)
             if failed is not None:
                 log_failure(request.scope, failed)

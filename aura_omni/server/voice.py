@@ -38,14 +38,14 @@ _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
 
 
-# What the pipeline calls a part of a turn, by the request's name of it
+# What the pipeline calls a part of a turn, by the request's name of it; `chat_fields` and `speech_fields` know the spelling used
 CHAT_FIELDS: Mapping[str, str] = {
     field: f"{_WHERE}.{key}"
     for field, key in (
         ("task", "tts_task_type"), ("language", "tts_language"), ("speaker", "tts_speaker"), ("instruct", "tts_instruct"),
         ("ref_audio", "tts_ref_audio"), ("ref_text", "tts_ref_text"), ("x_vector_only", "tts_x_vector_only_mode"),
         ("pass_token_ids", "tts_pass_token_ids"), ("non_streaming", "tts_non_streaming_mode"),
-        ("normalize", "tts_normalize"), ("max_frames", "tts_max_new_tokens"),
+        ("normalize", "tts_normalize"), ("max_frames", "tts_max_new_tokens"), ("system_prompt", "aura_system_prompt"),
     )
 }  # fmt: skip
 SPEECH_FIELDS: Mapping[str, str] = {
@@ -56,11 +56,15 @@ SPEECH_FIELDS: Mapping[str, str] = {
 
 @contextmanager
 def request_fields_named(names: Mapping[str, str]) -> Iterator[None]:
-    """What the pipeline refuses is refused by the request's own name of it, where that differs."""
+    """What the pipeline refuses is refused by the request's own name of it, where that differs; so is what its message begins with."""
     try:
         yield
     except BadRequest as error:
-        error.param = names.get(error.param or "", error.param)
+        ours = error.param or ""
+        error.param = names.get(ours, error.param)
+        if error.message.startswith(f"{ours} ") and ours in names:
+            error.message = names[ours] + error.message.removeprefix(ours)
+            error.args = (error.message,)
         raise
 
 
@@ -79,19 +83,12 @@ class VoiceRequest:
 
 def voice_request(body: ChatRequest) -> VoiceRequest:
     """Collect the spellings; two that disagree are refused. Raises BadRequest naming the key."""
-    given = _Keys(body.additional_information or {})
+    given, spellings = _Keys(body.additional_information or {}), _chat_spellings(body)
     voice = Voice(
         task=given.task("tts_task_type"),
-        language=_agreed({"language": body.language, f"{_WHERE}.tts_language": given.text("tts_language")}),
-        speaker=_agreed(
-            {
-                "voice": _speaker(body.voice),
-                "speaker": body.speaker,
-                "audio.voice": _speaker(body.audio.voice) if body.audio else None,
-                f"{_WHERE}.tts_speaker": given.text("tts_speaker"),
-            }
-        ),
-        instruct=_agreed({"instructions": body.instructions, f"{_WHERE}.tts_instruct": given.text("tts_instruct")}),
+        language=_agreed({**spellings["language"], f"{_WHERE}.tts_language": given.text("tts_language")}),
+        speaker=_agreed({**spellings["speaker"], f"{_WHERE}.tts_speaker": given.text("tts_speaker")}),
+        instruct=_agreed({**spellings["instruct"], f"{_WHERE}.tts_instruct": given.text("tts_instruct")}),
         ref_text=given.text("tts_ref_text"),
         x_vector_only=given.flag("tts_x_vector_only_mode") or False,
         pass_token_ids=given.flag("tts_pass_token_ids") or False,
@@ -112,7 +109,7 @@ def speech_voice(body: SpeechRequest) -> Voice:
     return Voice(
         task=_task(body.task_type, "task_type"),
         language=body.language,
-        speaker=_agreed({"voice": _speaker(body.voice), "speaker": body.speaker}),
+        speaker=_agreed(_speech_spellings(body)["speaker"]),
         instruct=body.instructions,
         ref_text=body.ref_text,
         x_vector_only=body.x_vector_only_mode or False,
@@ -120,6 +117,46 @@ def speech_voice(body: SpeechRequest) -> Voice:
         normalize=body.normalize,
         max_frames=body.max_new_tokens,
     )
+
+
+def chat_fields(body: ChatRequest) -> Mapping[str, str]:
+    """CHAT_FIELDS with the fields that this body has."""
+    return {**CHAT_FIELDS, **_used(_chat_spellings(body))}
+
+
+def speech_fields(body: SpeechRequest) -> Mapping[str, str]:
+    """SPEECH_FIELDS with the fields that this body has."""
+    return {**SPEECH_FIELDS, **_used(_speech_spellings(body))}
+
+
+_Spellings = Mapping[str, Mapping[str, str | None]]  # what the pipeline calls it -> fields of the body -> what they say
+
+
+def _chat_spellings(body: ChatRequest) -> _Spellings:
+    """Those beside `additional_information`."""
+    return {
+        "language": {"language": body.language},
+        "speaker": {
+            "voice": _speaker(body.voice),
+            "speaker": body.speaker,
+            "audio.voice": _speaker(body.audio.voice) if body.audio else None,
+        },
+        "instruct": {"instructions": body.instructions},
+    }
+
+
+def _speech_spellings(body: SpeechRequest) -> _Spellings:
+    return {"speaker": {"voice": _speaker(body.voice), "speaker": body.speaker}}
+
+
+def _used(spellings: _Spellings) -> dict[str, str]:
+    """The first spelling of each that says something."""
+    used: dict[str, str] = {}
+    for ours, said in spellings.items():
+        for field, value in said.items():
+            if value and ours not in used:
+                used[ours] = field
+    return used
 
 
 def _speaker(voice: str | SpeakerId | None) -> str | None:

@@ -8,6 +8,7 @@ knows of it. Without a transcript only the sound of the voice is used.
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -50,18 +51,21 @@ class Voiced(Around):
 
     def _with_recording(self, request: TurnRequest) -> TurnRequest:
         voice = request.voice
-        if not request.speak or request.part == "transcript" or not voice.speaker:
+        if request.part == "transcript" or not voice.speaker or self.voice_task is None:
             return request
         uploaded = self._store.get(voice.speaker.strip())
         if uploaded is not None:
-            return replace(request, voice=self._cloned(voice, uploaded))
+            self._check_clones(voice, uploaded)
+            # Where nothing is spoken the name is all that is checked.
+            cloned = self._cloned(voice, uploaded) if request.speak else replace(voice, speaker=None)
+            return replace(request, voice=cloned)
         if self.voice_task == "Base" and voice.ref_audio is None:
             names = ", ".join(kept.name for kept in self._store.all()[:20])
             there = f"there are {names}" if names else "none is uploaded yet"
             raise BadVoice(f"voice {voice.speaker[:60]!r} is unknown; {there}", param="speaker")
         return request
 
-    def _cloned(self, voice: Voice, uploaded: UploadedVoice) -> Voice:
+    def _check_clones(self, voice: Voice, uploaded: UploadedVoice) -> None:
         if self.voice_task != "Base":
             raise BadVoice(
                 f"voice {uploaded.name!r} was uploaded, and this server's Talker ({self.voice_task}) cannot clone it; use "
@@ -70,6 +74,8 @@ class Voiced(Around):
             )
         if voice.ref_audio is not None:
             raise BadVoice(f"voice {uploaded.name!r} was uploaded, and ref_audio is given; give one", param="ref_audio")
+
+    def _cloned(self, voice: Voice, uploaded: UploadedVoice) -> Voice:
         ref_text = voice.ref_text or uploaded.ref_text
         return replace(
             voice,
@@ -195,10 +201,10 @@ def _text(given: str | None, field: str) -> str | None:
 
 
 def _checked_sound(recording: bytes) -> Audio:
-    sound = decode_audio(recording, max_s=MAX_RECORDING_S, param=_FILE)
+    sound = decode_audio(recording, max_s=MAX_RECORDING_S, max_s_key=None, param=_FILE)
     if sound.duration_s < LEAST_RECORDING_S:
         raise BadMedia(
-            f"the recording lasts {sound.duration_s:.2f} s; a voice needs {LEAST_RECORDING_S:g} to {MAX_RECORDING_S:g} s",
+            f"the recording lasts {math.floor(sound.duration_s * 100) / 100:.2f} s; a voice needs {LEAST_RECORDING_S:g} to {MAX_RECORDING_S:g} s",
             param=_FILE,
         )
     if not may_be_speech(sound.samples, sound.rate):

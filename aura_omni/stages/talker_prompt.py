@@ -144,7 +144,8 @@ class PromptWriter:
         """max_model_len: rows of a sequence; a text that can only be more tokens is not encoded. None: the model's own."""
         self.ids = ControlIds.from_json(config)
         self._tokenizer = tokenizer
-        self._max_model_len = max_model_len or config["talker_config"]["max_position_embeddings"]
+        # One row is for the answer
+        self._longest = (max_model_len or config["talker_config"]["max_position_embeddings"]) - 1
         self._text_vocab: int = config["talker_config"]["text_vocab_size"]
         self._im_start, self._im_end = tokenizer.id("<|im_start|>"), tokenizer.id("<|im_end|>")
         self._think = (tokenizer.find("<think>"), tokenizer.find("</think>"))
@@ -178,21 +179,21 @@ class PromptWriter:
         language, context: as SpeechText has them. Raises PromptTooLong for a text that cannot be read to its end, as soon as
         that is sure: what is left of it is not looked at.
         """
-        most = MOST_WRITTEN * self._max_model_len
+        most = MOST_WRITTEN * self._longest
         if len(text) > most:
             raise PromptTooLong(
                 f"the text has {len(text):,} characters; to be spoken in a clean form it may have {most:,}, {MOST_WRITTEN} for "
-                f"each of the {self._max_model_len:,} tokens that this model takes. {_WAY_OUT}",
+                f"each of the {self._longest:,} tokens that this model takes. {_WAY_OUT}",
                 param="messages",
             )
         ids: list[int] = []
         spoken = SpokenIds(self.encoder(), SpeechText(language, context=context))
         for start in range(0, len(text), _AT_ONCE):
             ids += spoken.push(text[start : start + _AT_ONCE])
-            if len(ids) > self._max_model_len:
+            if len(ids) > self._longest:
                 raise PromptTooLong(
                     f"the first {min(start + _AT_ONCE, len(text)):,} of the text's {len(text):,} characters are {len(ids):,} tokens; this model "
-                    f"takes {self._max_model_len:,}. {_WAY_OUT}",
+                    f"takes {self._longest:,}. {_WAY_OUT}",
                     param="messages",
                 )
         ids += spoken.end()
@@ -265,7 +266,7 @@ class PromptWriter:
         )
 
     def _encode(self, text: str, param: str) -> list[int]:
-        self._tokenizer.refuse_endless([text], limit=self._max_model_len, way_out=_WAY_OUT, param=param)
+        self._tokenizer.refuse_endless([text], limit=self._longest, way_out=_WAY_OUT, param=param)
         return self._tokenizer.encode(text)
 
     def prefill(

@@ -8,6 +8,7 @@ Knows names and limits, not tensors. What a recording becomes is built and kept 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from aura_omni.errors import BadVoice, CheckpointError
 from aura_omni.flow import VOICE_RATE, Audio, Voice, VoiceTask
+from aura_omni.media.level import may_be_speech
 from aura_omni.media.spoken import check_transcript
 from aura_omni.models.fields import whole
 
@@ -126,12 +128,6 @@ class Voices:
 
     def resolve(self, voice: Voice) -> Speaking:
         """Check every field, and fill in what is not given. Raises BadVoice naming the field, its value and what there is."""
-        if voice.task not in (None, self.task):
-            raise BadVoice(
-                f"task {voice.task} needs {_LACKS[voice.task]}, which this server's Talker does not have; "
-                f"its task is {self.task}",
-                param="task",
-            )
         self._refuse_fields_of_other_tasks(voice)
         speaker = self._speaker(voice.speaker) if self.task == "CustomVoice" else None
         language = self._language(voice.language)
@@ -146,13 +142,19 @@ class Voices:
         )
 
     def check_names(self, voice: Voice) -> None:
-        """What `resolve` refuses of a speaker and a language alone."""
+        """What `resolve` refuses of a task, a speaker and a language alone: also of a Voice that nothing is spoken with."""
         self._refuse_fields_of_other_tasks(voice)
         if self.task == "CustomVoice":
             self._speaker(voice.speaker)
         self._language(voice.language)
 
     def _refuse_fields_of_other_tasks(self, voice: Voice) -> None:
+        if voice.task not in (None, self.task):
+            raise BadVoice(
+                f"task {voice.task} needs {_LACKS[voice.task]}, which this server's Talker does not have; "
+                f"its task is {self.task}",
+                param="task",
+            )
         if voice.speaker and self.task != "CustomVoice":
             raise BadVoice(
                 f"speaker {voice.speaker!r}: this server's Talker ({self.task}) has no named speakers",
@@ -197,7 +199,7 @@ class Voices:
     def _instruct(self, instruct: str | None) -> str:
         if not instruct or not instruct.strip():
             if self.task == "VoiceDesign":
-                raise BadVoice("task VoiceDesign needs instruct: a description of the voice", param="instruct")
+                raise BadVoice("task VoiceDesign needs instructions: a description of the voice", param="instruct")
             return ""
         if not self.takes_instruct:
             raise BadVoice(
@@ -230,6 +232,9 @@ class Voices:
                 param="ref_audio",
             )
         if audio.duration_s > MAX_REFERENCE_S:
+            seconds = math.ceil(audio.duration_s * 100) / 100  # never as long as what is taken
             raise BadVoice(
-                f"ref_audio is {audio.duration_s:.1f} s long; at most {MAX_REFERENCE_S} s are taken", param="ref_audio"
+                f"ref_audio is {seconds:.2f} s long; at most {MAX_REFERENCE_S} s are taken", param="ref_audio"
             )
+        if not may_be_speech(audio.samples, audio.rate):
+            raise BadVoice("nobody speaks in ref_audio: it is silence or one steady sound", param="ref_audio")

@@ -107,6 +107,24 @@ def test_a_transcript_that_does_not_fit_is_refused_with_both_numbers(base: Serve
     assert len(base.witness.requests) == before
 
 
+def test_a_recording_in_which_nobody_speaks_is_refused_in_a_request_as_in_an_upload(base: Served) -> None:
+    half = np.sin(np.arange(3 * SPEECH_RATE) * 0.05).astype(np.float32) / 2
+    mixed = make_audio(np.stack([half, -half], axis=1), SPEECH_RATE, "wav", "pcm_s16le", "s16", layout="stereo")
+    for file in (make_audio(half * 0, SPEECH_RATE, "wav", "pcm_s16le", "s16"), mixed):
+        fields = {"ref_audio": data_url(file), "x_vector_only_mode": True}
+        with pytest.raises(openai.BadRequestError, match="nobody speaks in ref_audio") as refusal:
+            base.client.audio.speech.create(input=TEXT, model=base.model, voice="", extra_body=fields)
+        assert refusal.value.param == "ref_audio"
+        with pytest.raises(openai.BadRequestError, match="nobody speaks"):
+            base.client.audio.voices.create(name="Eve", audio_sample=("a.wav", file, "audio/wav"), consent="Eve")
+
+
+def test_a_transcript_without_a_word_is_refused(base: Served) -> None:
+    with pytest.raises(openai.BadRequestError, match="ref_text has no letter or digit") as refusal:
+        base.client.audio.speech.create(input=TEXT, model=base.model, voice="", extra_body=brought("😀👍"))
+    assert refusal.value.param == "ref_text"
+
+
 def test_without_a_voice_the_request_is_refused_and_the_next_is_answered(base: Served) -> None:
     with pytest.raises(openai.BadRequestError, match="ref_audio"):
         base.client.chat.completions.create(model=base.model, **HELLO)

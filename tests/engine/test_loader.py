@@ -175,6 +175,52 @@ def test_an_index_without_a_shelf_names_files_of_its_own_folder(shelf):
         Checkpoint.find(str(shelf / "shared")).tensors()
 
 
+def test_a_file_that_an_index_names_in_vain_is_named_with_its_folder(shelf):
+    index(shelf / "shared", "../own/gone.safetensors")
+    with pytest.raises(CheckpointError, match=r"'\.\./own/gone\.safetensors', which is not there"):
+        Checkpoint(shelf / "shared", "shared", shelf).tensors()
+
+
+def test_a_damaged_file_of_another_folder_is_named_with_its_folder(shelf):
+    (shelf / "own" / WEIGHTS).write_bytes(b"x")
+    for name in (f"../own/{WEIGHTS}", str(shelf / "own" / WEIGHTS)):
+        index(shelf / "shared", name)
+        with pytest.raises(CheckpointError, match=f"^{name} of checkpoint shared cannot be read"):
+            Checkpoint(shelf / "shared", "shared", shelf).tensors()
+
+
+@pytest.mark.parametrize("on_shelf", [False, True])
+def test_a_name_that_no_file_can_have_is_refused_in_few_words(shelf, on_shelf):
+    index(shelf / "shared", "x" * 5_000)
+    with pytest.raises(CheckpointError, match=r"xxx.*which is not there") as caught:
+        Checkpoint(shelf / "shared", "shared", shelf if on_shelf else None).tensors()
+    assert len(caught.value.message) < 300
+
+
+def test_a_tensor_that_is_not_in_the_file_that_the_index_gives_it_is_named(shelf):
+    save_file({"bias": torch.ones(1)}, shelf / "own/more.safetensors")
+
+    def refusal(**where: str) -> str:
+        (shelf / "own" / INDEX).write_text(json.dumps({"weight_map": where}))
+        with pytest.raises(CheckpointError) as caught:
+            Checkpoint.find(str(shelf / "own")).tensors()
+        return caught.value.message
+
+    assert "'none' (said to be in more.safetensors, it is in none)" in refusal(weight=WEIGHTS, none="more.safetensors")
+    swapped = refusal(weight="more.safetensors", bias=WEIGHTS)
+    assert f"'bias' (said to be in {WEIGHTS}, it is in more.safetensors)" in swapped
+    assert f"'weight' (said to be in more.safetensors, it is in {WEIGHTS})" in swapped
+
+
+def test_of_a_tensor_that_two_files_hold_the_index_chooses_one(shelf):
+    for name, value in (("a.safetensors", 1), ("b.safetensors", 2)):
+        save_file({"weight": torch.tensor([value]), name: torch.ones(1)}, shelf / "shared" / name)
+    (shelf / "shared" / INDEX).write_text(
+        json.dumps({"weight_map": {"weight": "a.safetensors", "b.safetensors": "b.safetensors"}})
+    )
+    assert Checkpoint.find(str(shelf / "shared")).tensors()["weight"].name == "a.safetensors"
+
+
 @pytest.mark.parametrize("cache", ["/proc/nope", "/dev/null"])
 def test_a_cache_that_cannot_be_written_is_named_with_the_way_out(cache, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", cache)

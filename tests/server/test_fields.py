@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
@@ -12,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aura_omni.errors import AuraError
-from aura_omni.flow import STAGES, Sampling, StageName, Voice
+from aura_omni.errors import AuraError, BadVoice
+from aura_omni.flow import STAGES, Event, Sampling, StageName, TurnRequest, Voice
 from aura_omni.media.fetch import MediaPolicy
 from aura_omni.server.chat import turn_request, wanted_of
 from aura_omni.server.errors import error_body
@@ -105,6 +106,40 @@ def test_true_has_several_spellings(true: Any) -> None:
 )
 def test_a_speaker_has_several_spellings(fields: dict[str, Any]) -> None:
     assert voice_request(body(**fields)).voice.speaker == "Ryan"
+
+
+@pytest.mark.parametrize(
+    ("fields", "ours", "param"),
+    [
+        ({"voice": "bob"}, "speaker", "voice"),
+        ({"voice": {"id": "bob"}}, "speaker", "voice"),
+        ({"speaker": "bob"}, "speaker", "speaker"),
+        ({"audio": {"voice": "bob", "format": "wav"}}, "speaker", "audio.voice"),
+        ({"voice": "", "speaker": "bob"}, "speaker", "speaker"),
+        ({"language": "klingon"}, "language", "language"),
+        ({"instructions": "x"}, "instruct", "instructions"),
+        ({"additional_information": {"tts_speaker": "bob"}}, "speaker", "additional_information.tts_speaker"),
+        ({"additional_information": {"tts_language": "klingon"}}, "language", "additional_information.tts_language"),
+        ({"additional_information": {"tts_instruct": "x"}}, "instruct", "additional_information.tts_instruct"),
+        (
+            {"additional_information": {"aura_system_prompt": "x"}},
+            "system_prompt",
+            "additional_information.aura_system_prompt",
+        ),
+        ({}, "instruct", "additional_information.tts_instruct"),
+    ],
+)
+def test_what_is_refused_of_a_voice_is_named_as_the_client_spelled_it(
+    fields: dict[str, Any], ours: str, param: str
+) -> None:
+    def refuse(_: TurnRequest) -> Iterator[Event]:
+        raise BadVoice(f"{ours} is refused", param=ours)
+        yield
+
+    with serving(FakePipeline(refuse)) as url:
+        answer = httpx.post(f"{url}/v1/chat/completions", json={"messages": HELLO, **fields})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["message"]) == (400, param, f"{param} is refused")
 
 
 def test_instructions_and_language_have_short_spellings() -> None:

@@ -196,6 +196,19 @@ def test_what_the_pipeline_refuses_has_the_name_of_the_field(served: Served, err
     assert refusal.value.param == param
 
 
+def test_a_speaker_that_is_refused_has_the_name_that_the_request_gives_it(served: Served) -> None:
+    def refuse(_: TurnRequest) -> Iterator[Event]:
+        raise BadVoice("speaker 'bob' is unknown", param="speaker")
+        yield
+
+    for field in ("voice", "speaker"):
+        with pytest.raises(openai.BadRequestError, match=f"{field} 'bob' is unknown") as refusal:
+            served(FakePipeline(refuse)).post(
+                "/audio/speech", body={"input": "Hello.", field: "bob"}, cast_to=httpx.Response
+            )
+        assert refusal.value.param == field
+
+
 def test_a_model_that_is_not_there_is_not_found(served: Served) -> None:
     with pytest.raises(openai.NotFoundError):
         speak(served(FakePipeline()), model="tts-1")

@@ -90,10 +90,12 @@ def test_the_name_stands_for_the_recording_in_speech_and_chat(
         assert voice.ref_audio is not None
         np.testing.assert_array_equal(voice.ref_audio.samples, decode_audio(RECORDING, max_s=60).samples)
         assert (voice.ref_text, voice.x_vector_only) == (ref_text, ref_text is None)
-    client.chat.completions.create(
-        model="AURA", messages=hello, modalities=["text"], audio={"voice": "x", "format": "wav"}
-    )
-    assert pipeline.requests[-1].voice.ref_audio is None
+    silent: dict[str, Any] = {"model": "AURA", "messages": hello, "modalities": ["text"]}
+    client.chat.completions.create(**silent, audio={"voice": "Ada", "format": "wav"})
+    assert (pipeline.requests[-1].voice.ref_audio, pipeline.requests[-1].voice.speaker) == (None, None)
+    with pytest.raises(openai.BadRequestError, match="'x' is unknown; there are Ada") as refusal:
+        client.chat.completions.create(**silent, audio={"voice": "x", "format": "wav"})
+    assert refusal.value.param == "audio.voice"
 
 
 def test_a_talker_that_cannot_clone_says_so(served: Served, tmp_path: Path) -> None:
@@ -139,6 +141,7 @@ def test_a_name_that_is_taken_is_a_conflict(served: Served, tmp_path: Path) -> N
         ({"ref_text": "x" * 5_000}, RECORDING, 400, "ref_text"),
         ({"ref_text": "It was the best of times. " * 40}, RECORDING, 400, "ref_text"),
         ({"ref_text": "Oh."}, RECORDING, 400, "ref_text"),
+        ({"ref_text": "😀 !"}, RECORDING, 400, "ref_text"),
         ({"speaker_embedding": "[0.1]"}, RECORDING, 400, "speaker_embedding"),
         ({"prompt": "a calm voice", "type": "prompt"}, RECORDING, 400, "prompt"),
         ({"colour": "red"}, RECORDING, 400, "colour"),
@@ -162,6 +165,14 @@ def test_what_cannot_be_a_voice_is_refused_and_leaves_nothing(
     assert response.status_code == status, response.text
     assert response.json()["error"]["param"] == param
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_recording_that_is_too_long_is_to_be_cut_since_nothing_raises_the_limit(
+    served: Served, tmp_path: Path
+) -> None:
+    with pytest.raises(openai.BadRequestError, match="longer than 30 s; cut it") as refused:
+        upload(served(Cloner(), kept_in(tmp_path)), recording=wav_bytes(31))
+    assert "deploy file" not in refused.value.message
 
 
 def test_a_transcript_of_something_else_is_refused_with_both_numbers(served: Served, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from aura_omni.engine.loader import Checkpoint
 from aura_omni.engine.sampler import Draw, pick
 from aura_omni.errors import BadRequest, CheckpointError
 from aura_omni.flow import Audio, Sampling, Voice
+from aura_omni.media.noise import swelling_noise
 from aura_omni.models.layers import DenseKV
 from aura_omni.stages.talker import TalkerPrompt, TalkerStage, TextTrack, predictor_sampling, published_sampling
 from tests.reference_tts import (
@@ -76,7 +77,7 @@ class Case:
         return "-".join(part for part in parts if part)
 
 
-SPEECH = Audio((np.random.default_rng(0).normal(size=30_000) * 0.1).astype(np.float32), 24_000, b"speech")
+SPEECH = Audio(swelling_noise(np.random.default_rng(0), 1.25, 24_000), 24_000, b"speech")
 REF_TEXT = "the assistant said hello"
 
 

@@ -13,13 +13,14 @@ import torch
 from aura_omni.engine.loader import Checkpoint
 from aura_omni.engine.runner import ArRunner
 from aura_omni.flow import Audio, Sampling, Voice
+from aura_omni.media.noise import swelling_noise
 from aura_omni.stages.talker import TalkerPrompt, TalkerStage
 from tests.reference_tts import reference_model, tts_config, write_checkpoint
 from tests.replayed import without_cuda
 from tests.slow_lane import SlowLane
 from tests.stages.drive import run
 
-SPEECH = Audio((np.random.default_rng(0).normal(size=30_000) * 0.1).astype(np.float32), 24_000, b"speech")
+SPEECH = Audio(swelling_noise(np.random.default_rng(0), 1.25, 24_000), 24_000, b"speech")
 SAMPLING = Sampling(temperature=0.9, top_k=50, repetition_penalty=1.05, max_tokens=14)
 PREDICTOR = Sampling(temperature=0.9, top_k=50)
 

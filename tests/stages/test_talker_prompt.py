@@ -205,7 +205,7 @@ def test_the_ids_of_a_written_text_are_those_of_its_spoken_form(writer: PromptWr
 
 @pytest.fixture
 def short(tokenizer: TextTokenizer) -> PromptWriter:
-    return PromptWriter(tokenizer, tts_config("base"), "tiny", max_model_len=1_000)
+    return PromptWriter(tokenizer, tts_config("base"), "tiny", max_model_len=1_001)
 
 
 def test_a_text_that_cannot_fit_is_not_read_to_its_end(short: PromptWriter, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,9 +19,13 @@ def voices(kind: str, **options: Any) -> Voices:
 
 
 def recording(seconds: float, rate: int = 24_000, key: bytes = b"k") -> Audio:
-    return Audio(np.zeros(int(seconds * rate), np.float32), rate, key)
+    """Noise with pauses."""
+    at_s = np.arange(int(seconds * rate)) / rate
+    samples = np.random.default_rng(0).standard_normal(len(at_s)) * (np.sin(20 * at_s) > 0) * 0.1
+    return Audio(samples.astype(np.float32), rate, key)
 
 
+SILENCE = Audio(np.zeros(72_000, np.float32), 24_000, b"s")
 CUSTOM, DESIGN, BASE = voices("custom_voice"), voices("voice_design"), voices("base")
 
 
@@ -106,7 +110,12 @@ def test_a_speaker_of_a_dialect_turns_chinese_into_it(speaker: str, language: st
         (BASE, Voice(ref_audio=recording(2), ref_text="hi", instruct="x"), "instruct", "does not follow instructions"),
         (BASE, Voice(ref_audio=recording(0.05), ref_text="x"), "ref_audio", "has 1200 samples .* at least 1280"),
         (BASE, Voice(ref_audio=recording(0.05, 48_000), ref_text="x"), "ref_audio", "has 1200 samples"),
-        (BASE, Voice(ref_audio=recording(60.5, 8_000), ref_text="x"), "ref_audio", "60.5 s long; at most 60 s"),
+        (BASE, Voice(ref_audio=recording(60.5, 8_000), ref_text="x"), "ref_audio", "60.50 s long; at most 60 s"),
+        (BASE, Voice(ref_audio=recording(60.01), ref_text="x"), "ref_audio", "60.01 s long; at most 60 s"),
+        (BASE, Voice(ref_audio=recording(60.001), ref_text="x"), "ref_audio", "60.01 s long; at most 60 s"),
+        (BASE, Voice(ref_audio=SILENCE, ref_text="x"), "ref_audio", "nobody speaks in ref_audio"),
+        (BASE, Voice(ref_audio=SILENCE, x_vector_only=True), "ref_audio", "nobody speaks in ref_audio"),
+        (BASE, Voice(ref_audio=recording(2), ref_text="😀 …!"), "ref_text", "no letter or digit"),
     ],
 )
 def test_what_a_checkpoint_cannot_do_is_refused_by_name(who: Voices, voice: Voice, param: str, message: str) -> None:

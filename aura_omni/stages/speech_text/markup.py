@@ -32,6 +32,8 @@ _FENCE = re.compile(r"`{3,}|~{3,}")
 _HELD = frozenset("*_~`<&[]!\\|")
 _RUNS = frozenset("*_~`")
 _ASIDE = re.compile(r"\[(?:\^?\d{0,3}\]?|\^[\w-]{0,20}\]?|[ xX]\]?)")  # a footnote or task box, or the start of one
+_FIGURES = re.compile(r"\[\d{0,3}")  # the start of a footnote, or of the name of a link's target
+_ANOTHER = re.compile(r"\[(?:\^|\d{1,3}\])")  # a footnote behind a footnote
 _ENTITY = re.compile(r"&(?:#?[A-Za-z0-9]{0,31});?")
 _LINE_ENDS = frozenset("\n\u2028\u2029\x85\x0b\x0c")
 
@@ -280,17 +282,30 @@ class Markup:
             self._release(len(held), said)
 
     def _resolve_opening(self, held: str, *, last: bool) -> None:
-        if _ASIDE.fullmatch(held):
-            if held[-1] == "]" and len(held) > 2:
-                self._release(len(held), "")
-            elif not last:
-                return
-            else:
+        # As in a[i]; figures right behind a word are a citation far more often than an index.
+        index = self._before.isascii() and self._before.isalnum() and held[1:2] != "^" and not held[1:2].isdigit()
+        size = held.find("]") + 1
+        if not index and size > 2 and _ASIDE.fullmatch(held, 0, size):
+            self._resolve_aside(held, size, last=last)
+        elif not index and _ASIDE.fullmatch(held):
+            if last:
                 self._release(len(held), held[1:])
+        else:
+            self._brackets.append(index)
+            self._release(1, "[" if index else "")
+
+    def _resolve_aside(self, held: str, size: int, *, last: bool) -> None:
+        """A footnote or a task box of `size` characters is held: it is not spoken, unless a target makes it a link's words."""
+        behind = held[size:]
+        if not last and (not behind or _FIGURES.fullmatch(behind)):
             return
-        index = self._before.isascii() and self._before.isalnum()  # as in a[i]
-        self._brackets.append(index)
-        self._release(1, "[" if index else "")
+        if behind[:1] == "(" or (behind[:1] == "[" and not last and not _ANOTHER.match(behind)):
+            if self._before in (")", "]"):
+                self._write(" ")  # the figures of two links in a row are two numbers
+            self._brackets.append(False)
+            self._release(2 if held[1] == "^" else 1, "")
+        else:
+            self._release(size, "")
 
     def _resolve_closing(self, held: str) -> None:
         written = self._brackets[-1] if self._brackets else True

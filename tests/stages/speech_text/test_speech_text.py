@@ -30,6 +30,10 @@ MARKED_UP = {
     "See [the shop][1], ![a cat](cat.png) and <https://shop.test/help>.": "See the shop, a cat and shop dot test slash help.",
     "Take [this] and [see it](not a link) too": "Take this and see it (not a link) too",
     "It is so [1], and so[^2].": "It is so, and so.",
+    "See [12](#a), [7](./ch7.md), [X](b), ![5](c), [^1](d), [2024](e), [5][ref] and [6][].": "See 12, 7, X, 5, 1, 2024, 5 and 6.",
+    "[1](a)[2](b) so [3][4][^5], [6][7](c), [8][9th], [1][2": "1 2 so, 7, 8, 2",
+    "It is sunny[1]. a[i], a[x], [8] and [x] but so[^9]": "It is sunny. a[i], a[x], and but so",
+    "- [x](a) b\n- [ ] c [3](not a link)": "x b. c 3 (not a link)",
     "Run `snake_case(2*3)` or ``a`b``.": "Run snake_case(2*3) or a`b.",
     "Like this:\n```python\nprint('x')\n# no\n```\nDone.": "Like this: Done.",
     "Like ```this``` here": "Like this here",
@@ -138,7 +142,7 @@ def test_numbers_and_abbreviations_are_read_in_words(language, written, spoken):
 
 PIECES = st.sampled_from([
     " ", "\n", "\n\n", ",", ". ", "，", "。", "*", "**", "_", "`", "```", "```\n", "~~", "# ", "- ", "\n- ", "1. ", "> ", "|", "[",
-    "](", "]", "(", ")", "<", "</b>", "<b>", "<br", "<!--", "-->", "&amp;", "&", "!", "\\", "\n|a|b|\n|-|-|\n", "A", "a b", "Dr.",
+    "](", "]", "[5]", "[^1]", "(", ")", "<", "</b>", "<b>", "<br", "<!--", "-->", "&amp;", "&", "!", "\\", "\n|a|b|\n|-|-|\n", "A", "a b", "Dr.",
     "p.m.", "2", ".5", "$7.20", "kg", "%", ":45", "July", "2026", "https://shop.test/a", "好", "的。", "“走。”", "2次", "です", "😀",
     "👨\u200d👩", "🇩🇪", "ä", "é", "v3.1", "etc.", "U.S.", "the ", "der ", "\t", "\r\n", "-5", "x",
 ])  # fmt: skip

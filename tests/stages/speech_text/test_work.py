@@ -17,7 +17,7 @@ from aura_omni.stages.speech_text.reader import Reader
 from tests.stages.speech_text import whole
 
 TOKENS = ["[", "](", "]", ")", "(", "!", "<", "<!--", "-->", "<script>", "</", "<a b=", "`", "```", "**", "_", "|", "\n", ">", "#",
-          "- ", " ", "\\", "12", "a", ".", ":", "/", "@", "&", ";", '"', "'", "😀", "好", "x=", "-", "%"]  # fmt: skip
+          "- ", " ", "\\", "12", "a", ".", ":", "/", "@", "&", ";", "[1]", '"', "'", "😀", "好", "x=", "-", "%"]  # fmt: skip
 DANGEROUS = ["[", "](", ")", "<", "<!--", "-->", "`", '"', " ", "\n", "a", "1"]
 MOST_LOOKS = 30  # at each character, by all that looks at one
 MOST_SPOKEN = 16  # characters for each written one
@@ -92,7 +92,7 @@ def test_any_marks_again_and_again_cost_work_in_their_length(looks, before, peri
 @pytest.mark.parametrize(
     "period",
     ["[a](", "![a](", "<!--", '[a](b "', "[a](b '", "[a](b (", "[a](b \"[a](b '", "[a][", "<a b=\"<a c='", "<a ", "<script>", "<style>a",
-     "</script", "&a", "[^", "1.", "> ", "- ", "`", "```a", "*", "a", "a.", "1-", "1))))", "a:", "http://a/", "=", "1,", "<a" + " " * 290,
+     "</script", "&a", "[^", "[1]", "[1](", "[1][", "[^1][1", "[1](a)", "1.", "> ", "- ", "`", "```a", "*", "a", "a.", "1-", "1))))", "a:", "http://a/", "=", "1,", "<a" + " " * 290,
      "1-" * 40 + "x ", "\\", "[a]([b](c)"],
     ids=repr,
 )  # fmt: skip
