@@ -25,7 +25,7 @@ from aura_omni.offline_flags import OFFLINE, add_offline_commands, options
 
 if TYPE_CHECKING:
     from aura_omni.flow import Report
-    from aura_omni.pipeline import Pipeline
+    from aura_omni.server.turns import Pipeline
 
 log = logging.getLogger("aura_omni")
 
@@ -198,6 +198,12 @@ def _serve_flags(serve: argparse.ArgumentParser) -> None:
     )
     add("--max-num-seqs", metavar="N", type=int, help="sequences in one step, for every stage")
     add("--enforce-eager", action="store_true", default=None, help="no CUDA graphs, for every stage")
+    add(
+        "--engine-process",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="run the stages in a process of their own, apart from HTTP and media (default: where there is a GPU)",
+    )
     add("--print-config", action="store_true", help="print the effective configuration as YAML and stop")
 
 
@@ -232,7 +238,12 @@ def _serve(arguments: argparse.Namespace) -> int:
     from aura_omni.server.app import ServerConfig, run
 
     def load_pipeline(report: Report) -> Pipeline:
-        from aura_omni.pipeline import Pipeline  # torch: the port is open while it is read
+        # Either reads torch here or in its process; the port is open meanwhile.
+        if config.engine_process:
+            from aura_omni.engine_process.client import PipelineProcess
+
+            return PipelineProcess.load(config, report)
+        from aura_omni.pipeline import Pipeline
 
         return Pipeline.load(config, report)
 

@@ -113,6 +113,10 @@ class Pipeline(Asking):
         """End every Turn and stop the engine. Idempotent."""
         self.engine.close()
 
+    def wait_until_stopped(self) -> None:
+        """Returns when no Turn is answered any more, because of `close` or because the engine has failed; all have ended."""
+        self.engine.wait_until_stopped()
+
     def submit(self, request: TurnRequest, sink: Sink) -> Turn:
         """Check and prepare on this thread (long recordings and references cost up to 100 ms), then hand over.
 

@@ -36,6 +36,13 @@ BELOW = {
     "turn": {"plan", "work", "speaking", "assembly", "stages", "engine"} | LEAVES,
     "warm_up": {"errors", "flow", "media"},
     "pipeline": {"asking", "plan", "work", "turn", "warm_up", "assembly", "stages", "engine"} | LEAVES,
+    "engine_process": {
+        "pipeline",
+        "errors",
+        "flow",
+        "config",
+        "counters",
+    },  # stands between the server and the pipeline
     "realtime": {"pipeline"} | LEAVES,
     "server": {"pipeline", "realtime", "heard", "transcription", "transcript_file"} | LEAVES,
     "offline_flags": {"errors", "flow", "config"},
@@ -46,7 +53,18 @@ BELOW = {
 }
 TOP = {"cli", "__main__", "__init__"}  # may import everything of ours
 
-WITHOUT_TORCH = {"errors", "flow", "config", "realtime", "spacing", "counters", "offline_flags", "cli", "__main__"}
+WITHOUT_TORCH = {
+    "errors",
+    "flow",
+    "config",
+    "realtime",
+    "spacing",
+    "counters",
+    "offline_flags",
+    "engine_process",
+    "cli",
+    "__main__",
+}
 ONLY_IN_SERVER = {"fastapi", "starlette", "uvicorn", "h11"}
 NOWHERE = {"transformers", "qwen_tts", "qwen_asr", "vllm", "vllm_omni"}
 
@@ -54,6 +72,8 @@ NOWHERE = {"transformers", "qwen_tts", "qwen_asr", "vllm", "vllm_omni"}
 LAZY = {
     ("bench/report.py", "matplotlib.figure"),
     ("cli.py", "aura_omni.bench.command"),
+    ("cli.py", "aura_omni.engine_process.client"),
+    ("engine_process/worker.py", "aura_omni.pipeline"),
     ("__init__.py", "aura_omni.pipeline"),
     ("cli.py", "aura_omni.offline"),
     ("cli.py", "aura_omni.server.app"),

@@ -93,6 +93,7 @@ class Config:
     voices_dir: Path | None  # where uploaded voices are kept; None: none are
     media: MediaConfig
     stages: tuple[StageConfig, ...]  # in the order of the pipeline
+    engine_process: bool  # `serve` runs the stages in a process of their own
     audio_chunks: AudioChunks
     speech: SpeechConfig
     deploy: Path
@@ -124,6 +125,7 @@ class Options:
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     enforce_eager: bool | None = None
+    engine_process: bool | None = None
     trust_remote_code: bool = False
 
 

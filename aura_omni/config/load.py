@@ -117,6 +117,7 @@ def load(options: Options, *, environ: Mapping[str, str], platform: Platform) ->
         voices_dir=_voices_dir(options, top),
         media=_media(options, layers, top),
         stages=stages,
+        engine_process=platform == "cuda" if options.engine_process is None else options.engine_process,
         audio_chunks=audio_chunks,
         speech=SpeechConfig(**top.get("speech", {})),
         deploy=deploy.path,

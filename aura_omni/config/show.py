@@ -21,6 +21,7 @@ def to_yaml(config: Config) -> str:
                 "allowed_origins": list(config.allowed_origins),
                 "request_timeout_s": config.request_timeout_s,
                 "custom_voice_dir": str(config.voices_dir) if config.voices_dir else None,
+                "engine_process": config.engine_process,
             }
         ),
         f"api_keys: {len(config.api_keys)}  # number of keys; they are not shown",

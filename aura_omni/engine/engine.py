@@ -76,6 +76,10 @@ class Engine:
         else:
             self._end()
 
+    def wait_until_stopped(self) -> None:
+        """Returns when the loop has ended, by `close` or by a failure, and with it every request."""
+        self._thread.join()
+
     def post(self, function: Callable[[], T]) -> Future[T]:
         """Have the engine's thread call `function` soon, in the order of posting; from any thread, never waits.
 

@@ -1,0 +1,236 @@
+"""The engine's process: loads the pipeline, submits turns to it, and sends back what they say.
+
+    python -m aura_omni.engine_process.worker FD     # started by client.py, with a socket
+
+Ends when the server's end of the socket is closed, however that came about, so no engine is left without its server.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+from aura_omni.counters import Counters
+from aura_omni.engine_process.messages import (
+    Accepted,
+    Cancel,
+    Close,
+    Count,
+    Counted,
+    Happened,
+    Loaded,
+    NotLoaded,
+    Refused,
+    Reported,
+    Start,
+    Stopped,
+    Submit,
+)
+from aura_omni.engine_process.wire import Link
+from aura_omni.errors import AuraError
+from aura_omni.flow import Ended, Event, Report, StageName, TurnRequest, VoiceTask
+
+log = logging.getLogger(__name__)
+
+PLANNING_THREADS = 4  # that check and prepare turns: some milliseconds each, a long recording 100
+# Whoever computes in Python lets others go on after so long. The engine's thread has to launch a step every few milliseconds
+# and must not wait 5, which is Python's default, for a prompt that is being written.
+SWITCH_S = 0.5e-3
+
+
+class Turn(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Pipeline(Protocol):
+    """What is needed of `pipeline.Pipeline`."""
+
+    @property
+    def served_names(self) -> tuple[str, ...]: ...
+    @property
+    def stages(self) -> tuple[StageName, ...]: ...
+    @property
+    def speakers(self) -> tuple[str, ...]: ...
+    @property
+    def voice_task(self) -> VoiceTask | None: ...
+    @property
+    def counters(self) -> Mapping[StageName, Counters]: ...
+    @property
+    def reason(self) -> str: ...
+    def submit(self, request: TurnRequest, sink: Callable[[Event], None]) -> Turn: ...
+    def wait_until_stopped(self) -> None: ...
+    def close(self) -> None: ...
+
+
+def main() -> None:
+    # The server hears the signals and tells; a terminal sends them to both.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    link = Link(socket.socket(fileno=int(sys.argv[1])))
+    start = link.receive()
+    assert isinstance(start, Start)
+    logging.basicConfig(level=start.log_level, format="%(asctime)s %(levelname)s %(message)s")
+
+    def load(report: Report) -> Pipeline:
+        from aura_omni import pipeline  # torch
+
+        return pipeline.Pipeline.load(start.config, report)
+
+    sys.setswitchinterval(SWITCH_S)
+    # Loading cannot be interrupted, but nobody is left to load for.
+    Worker(link, load, orphaned=lambda: os._exit(1)).run()
+
+
+class Worker:
+    def __init__(self, link: Link, load: Callable[[Report], Pipeline], *, orphaned: Callable[[], None]) -> None:
+        """orphaned: called, on any thread, when the server is gone before the pipeline was loaded."""
+        self._link, self._load, self._orphaned = link, load, orphaned
+        self._pipeline: Pipeline | None = None
+        self._outbox = _Outbox(link)
+        self._turns: dict[int, Turn] = {}  # that have not ended
+        self._lock = threading.Lock()  # guards them
+        self._planners = ThreadPoolExecutor(PLANNING_THREADS, thread_name_prefix="plan")
+        self._told = threading.Event()  # that loading has ended, well or not
+        self._reader = threading.Thread(target=self._read, name="messages", daemon=True)
+
+    def run(self) -> None:
+        """Until the pipeline cannot be loaded, or the server is gone."""
+        self._reader.start()
+        try:
+            pipeline = self._pipeline = self._load(lambda stage, phase: self._outbox.put(Reported(stage, phase)))
+        except Exception as error:
+            if not isinstance(error, AuraError):
+                log.error("the pipeline could not be loaded", exc_info=error)
+            self._outbox.put(NotLoaded(_told(error)))
+            self._told.set()
+            self._outbox.close()
+            return
+        self._told.set()
+        self._outbox.put(Loaded(pipeline.served_names, pipeline.stages, pipeline.speakers, pipeline.voice_task))
+        pipeline.wait_until_stopped()
+        self._outbox.put(Stopped(pipeline.reason))
+        self._reader.join()
+        self._outbox.close()
+
+    def _read(self) -> None:
+        try:
+            while True:
+                message = self._link.receive()
+                if isinstance(message, Close):
+                    break
+                self._take(message)
+        except EOFError:
+            pass
+        if not self._told.is_set():
+            self._orphaned()
+            self._told.wait()
+        if self._pipeline is not None:
+            self._pipeline.close()
+        self._planners.shutdown()
+
+    def _take(self, message: object) -> None:
+        pipeline = self._pipeline
+        assert pipeline is not None, "a message came before the pipeline was loaded"
+        match message:
+            case Submit():
+                self._planners.submit(self._submit, pipeline, message)
+            case Cancel(turn):
+                with self._lock:
+                    going = self._turns.get(turn)
+                if going is not None:  # else it has ended
+                    going.cancel()
+            case Count(number):
+                self._outbox.put(Counted(number, pipeline.counters))
+            case _:
+                raise AssertionError(f"no such message: {type(message).__name__}")
+
+    def _submit(self, pipeline: Pipeline, message: Submit) -> None:
+        number, ended = message.turn, threading.Event()
+
+        def sink(event: Event) -> None:
+            self._outbox.put((number, event))
+            if isinstance(event, Ended):
+                with self._lock:
+                    ended.set()
+                    self._turns.pop(number, None)
+
+        try:
+            turn = pipeline.submit(message.request, sink)
+        except Exception as error:
+            if not isinstance(error, AuraError):
+                log.error("a request could not be prepared", exc_info=error)
+            self._outbox.put(Refused(number, _told(error)))
+            return
+        with self._lock:
+            if not ended.is_set():
+                self._turns[number] = turn
+        self._outbox.put(Accepted(number))
+
+
+def _told(error: Exception) -> AuraError:
+    """What the server's process is told of an error: one of ours, as others may not survive the way."""
+    return error if isinstance(error, AuraError) else AuraError(f"the server failed: {type(error).__name__}: {error}")
+
+
+class _Outbox:
+    """Messages in the order of `put`, sent by a thread of its own, so that the engine never waits for the server to read."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._waiting: deque[object] = deque()
+        self._there = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
+        self._thread.start()
+
+    def put(self, message: object) -> None:
+        """A message, or (turn, event)."""
+        with self._there:
+            self._waiting.append(message)
+            self._there.notify()
+
+    def close(self) -> None:
+        """Send what waits, then close the link."""
+        with self._there:
+            self._closing = True
+            self._there.notify()
+        self._thread.join()
+        self._link.close()
+
+    def _run(self) -> None:
+        while True:
+            with self._there:
+                self._there.wait_for(lambda: self._waiting or self._closing)
+                taken = list(self._waiting)
+                self._waiting.clear()
+                if not taken:
+                    return
+            try:
+                self._send(taken)
+            except OSError:
+                return  # the server is gone; whoever reads from it will find out
+
+    def _send(self, taken: list[object]) -> None:
+        """Events that follow each other as one message."""
+        events: list[tuple[int, Event]] = []
+        for message in [*taken, None]:
+            if isinstance(message, tuple):
+                events.append(message)
+                continue
+            if events:
+                self._link.send(Happened(tuple(events)))
+                events = []
+            if message is not None:
+                self._link.send(message)
+
+
+if __name__ == "__main__":
+    main()
