@@ -47,8 +47,13 @@ FEATURES: Mapping[str, Mapping[str, object]] = {
     },
     # A layer of one or two rows as five launches.
     "fused-layers": {"aura_omni.models.qwen3.few": _no},
-    # Norms and turns of heads inside the code predictor's attention.
-    "raw-attention": {"aura_omni.models.layers.DenseKV.takes_raw": _no},
+    # Norms and turns of heads inside the attention of rows of decoding, the code predictor's and that of pages.
+    "raw-attention": {
+        "aura_omni.models.layers.DenseKV.takes_raw": _no,
+        "aura_omni.engine.paged_attention.DecodeStep.takes_raw": _no,
+    },
+    # Kernels that begin before the one in front of them has ended.
+    "early-starts": {"aura_omni.models.fused.starts_early": _no, "aura_omni.engine.paged_attention.starts_early": _no},
     # Turning the vision tower's queries and keys in one launch.
     "turned-patches": {"aura_omni.models.qwen3_vl.fusible": _no},
 }

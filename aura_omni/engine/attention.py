@@ -1,6 +1,6 @@
 """Keys and values of all sequences of a stage, in pages on the device, and the one place that chooses a kernel.
 
-kv = PagedKV(layers=28, pages=1000, page_size=16, kv_heads=8, head_dim=128, dtype=..., device=...)
+kv = PagedKV(layers=28, pages=1000, page_size=16, kv_heads=8, head_dim=128, most_rows=64, dtype=..., device=...)
 hidden = decoder(x, positions, kv.step(batch))
 """
 
@@ -35,12 +35,15 @@ class PagedKV:
         page_size: int,
         kv_heads: int,
         head_dim: int,
+        most_rows: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        """most_rows: of a step of decoding."""
         shape = (layers, pages + 1, page_size, kv_heads, head_dim)
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self._arrived = torch.zeros(most_rows * kv_heads, dtype=torch.int32, device=device)
         self.page_size, self.spare_page, self.device = page_size, pages, device
 
     def step(self, batch: Batch) -> KeyValues:
@@ -80,7 +83,7 @@ class PagedKV:
         [B, P]: pages of the sequences, anything beyond them.
         """
         if self.device.type == "cuda":
-            return paged().DecodeStep(self.keys, self.values, slot, length, table)
+            return paged().DecodeStep(self.keys, self.values, self._arrived, slot, length, table)
         return _SdpaDecode(self, slot, length, table)
 
 

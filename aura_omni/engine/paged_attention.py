@@ -5,15 +5,23 @@ of every step and depends on lengths that the host must know. These read the pag
 so that a decode step has one shape whatever the lengths are, and can be a CUDA graph.
 
 Softmax and sums are float32. The online softmax is that of FlashAttention (Dao et al. 2022); decode rows split their context
-over several programs and combine ("Flash-Decoding", 2023).
+over several programs and combine ("Flash-Decoding", 2023), which the last of them to end does here: in a step of few short rows launches
+take longer than attention.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from aura_omni.models.fused import _turned, _turned_rows, starts_early
+from aura_omni.models.layers import RMSNorm, fusible
 
 BLOCK_KEYS = 64
 CHUNK_ROWS = 64  # rows of a prefill chunk that one program takes
@@ -70,33 +78,46 @@ def _attend_block(q, m, total, acc, keys, values, slots, inside, mask, scale, he
 
 @triton.jit
 def _decode_kernel(
-    q_ptr, k_ptr, v_ptr, k_width, v_width, slots_ptr, keys, values, table, table_width, lengths,
-    acc_ptr, m_ptr, total_ptr, scale, kv_heads,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, q_width, k_width, v_width, q_weight, k_weight, cos_ptr, sin_ptr, turn_width, eps,
+    slots_ptr, keys, values, table, table_width, lengths, acc_ptr, m_ptr, total_ptr, arrived_ptr, out_ptr, scale, kv_heads,
+    RAW: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program (row, key head, split): GROUP query heads of one row against a part of what came before it.
 
-    The first split also takes the row's own key and value: it stores them, and nobody reads them from there in this step.
+    The first split also takes the row's own key and value: it stores them, and nobody reads them from there in this step. RAW:
+    heads are normed and turned first. The split that comes to its end last puts all of them together.
     """
     row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     dims, group = tl.arange(0, D), tl.arange(0, ROWS)
     heads = kv_heads * GROUP
-    out = (row * heads + head * GROUP + group) * SPLITS + split
     before = tl.load(lengths + row) - 1
     part = tl.cdiv(tl.cdiv(before, BLOCK), SPLITS) * BLOCK
     start = split * part
     stop = tl.minimum(start + part, before)
+    if (split > 0) & (start >= before):
+        return
+    used = tl.maximum(tl.cdiv(before, tl.maximum(part, 1)), 1)  # splits that have something to do
     m = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
-    if (split > 0) & (start >= before):
-        tl.store(m_ptr + out, m, mask=group < GROUP)
-        tl.store(total_ptr + out, total, mask=group < GROUP)
-        return
     acc = tl.zeros([ROWS, D], tl.float32)
-    query = (row * heads + head * GROUP + group[:, None]) * D + dims[None, :]
-    q = tl.load(q_ptr + query, mask=group[:, None] < GROUP, other=0.0)
+    there = group < GROUP
+    q_at = row * q_width + (head * GROUP + group) * D
+    if RAW:
+        turn = row * turn_width + group * 0
+        q = _turned_rows(q_ptr, q_at, there, q_weight, cos_ptr, sin_ptr, turn, dims, eps, D)
+    else:
+        q = tl.load(q_ptr + q_at[:, None] + dims[None, :], mask=there[:, None], other=0.0)
     if split == 0:
-        k = tl.load(k_ptr + row * k_width + head * D + dims)
+        k_from = k_ptr + row * k_width + head * D
+        if RAW:
+            cos, sin = tl.load(cos_ptr + row * turn_width + dims), tl.load(sin_ptr + row * turn_width + dims)
+            k = _turned(k_from, k_weight, cos, sin, dims, eps, D)
+        else:
+            k = tl.load(k_from + dims)
         v = tl.load(v_ptr + row * v_width + head * D + dims)
         at = (tl.load(slots_ptr + row) * kv_heads + head) * D + dims
         tl.store(keys + at, k)
@@ -113,24 +134,45 @@ def _decode_kernel(
         m, total, acc = _attend_block(
             q, m, total, acc, keys, values, slots, inside, mask, scale, head, kv_heads, dims, D
         )
-    tl.store(m_ptr + out, m, mask=group < GROUP)
-    tl.store(total_ptr + out, total, mask=group < GROUP)
-    tl.store(acc_ptr + out[:, None] * D + dims[None, :], acc, mask=group[:, None] < GROUP)
+    kind: tl.constexpr = out_ptr.dtype.element_ty
+    out_at = (row * heads + head * GROUP + group[:, None]) * D + dims[None, :]
+    if used == 1:
+        tl.store(out_ptr + out_at, (acc / total[:, None]).to(kind), mask=there[:, None])
+        return
+    held = (row * heads + head * GROUP + group) * SPLITS + split
+    tl.store(m_ptr + held, m, mask=there)
+    tl.store(total_ptr + held, total, mask=there)
+    tl.store(acc_ptr + held[:, None] * D + dims[None, :], acc, mask=there[:, None])
+    tl.debug_barrier()  # all threads have stored before one of them says so
+    ended = tl.atomic_add(arrived_ptr + row * kv_heads + head, 1, sem="acq_rel", scope="gpu")
+    if ended == used - 1:
+        tl.debug_barrier()
+        tl.store(arrived_ptr + row * kv_heads + head, 0)  # as the next step expects it
+        splits = tl.arange(0, SPLITS)
+        for member in tl.static_range(GROUP):
+            _combine(
+                acc_ptr, m_ptr, total_ptr, out_ptr, row * heads + head * GROUP + member, splits, splits < used, dims, D, SPLITS
+            )  # fmt: skip
+
+
+@triton.jit
+def _combine(acc_ptr, m_ptr, total_ptr, out_ptr, head, splits, there, dims, D: tl.constexpr, SPLITS: tl.constexpr):
+    """The splits of one query head become its output."""
+    at = head * SPLITS + splits
+    # Not from the nearest cache: other programs of the same kernel may have written them.
+    m = tl.load(m_ptr + at, mask=there, other=float("-inf"), cache_modifier=".cg")
+    total = tl.load(total_ptr + at, mask=there, other=0.0, cache_modifier=".cg")
+    acc = tl.load(acc_ptr + at[:, None] * D + dims[None, :], mask=there[:, None], other=0.0, cache_modifier=".cg")
+    weights = tl.exp2(m - tl.max(m, 0))
+    out = tl.sum(acc * weights[:, None], 0) / tl.sum(total * weights, 0)
+    tl.store(out_ptr + head * D + dims, out.to(out_ptr.dtype.element_ty))
 
 
 @triton.jit
 def _combine_kernel(acc_ptr, m_ptr, total_ptr, out_ptr, D: tl.constexpr, SPLITS: tl.constexpr):
-    """Program (row and head): the splits of one query head become its output. Empty ones have no acc."""
-    head = tl.program_id(0)
-    splits, dims = tl.arange(0, SPLITS), tl.arange(0, D)
-    m = tl.load(m_ptr + head * SPLITS + splits)
-    total = tl.load(total_ptr + head * SPLITS + splits)
-    weights = tl.exp2(m - tl.max(m, 0))
-    there = (m != float("-inf"))[:, None]
-    acc = tl.load(acc_ptr + (head * SPLITS + splits[:, None]) * D + dims[None, :], mask=there, other=0.0)
-    whole = tl.sum(total * weights, 0)
-    out = tl.sum(acc * weights[:, None], 0) / whole
-    tl.store(out_ptr + head * D + dims, out.to(out_ptr.dtype.element_ty))
+    """Program (row and head) of a prefill."""
+    splits = tl.arange(0, SPLITS)
+    _combine(acc_ptr, m_ptr, total_ptr, out_ptr, tl.program_id(0), splits, splits >= 0, tl.arange(0, D), D, SPLITS)
 
 
 def splits_of(programs: int) -> int:
@@ -139,15 +181,27 @@ def splits_of(programs: int) -> int:
     return 1 << (wanted.bit_length() - 1)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Turn:
+    """What heads are normed and turned with: weights [D] of queries and of keys; cos, sin [B, D] of equal strides."""
+
+    q_weight: Tensor
+    k_weight: Tensor
+    cos: Tensor
+    sin: Tensor
+    eps: float
+
+
 def decode(
     q: Tensor, k: Tensor, v: Tensor, slots: Tensor, keys: Tensor, values: Tensor, *,
-    table: Tensor, lengths: Tensor, page_size: int,
+    table: Tensor, lengths: Tensor, arrived: Tensor, page_size: int, turn: Turn | None = None,
 ) -> Tensor:  # fmt: skip
     """One row of each of B sequences: stores its key and value, and attends to all up to it.
 
-    q [B, heads, D]; k, v [B, kv_heads, D], rows of any stride; slots int64 [B]: where those go; keys, values [slots, kv_heads, D]
-    contiguous, slot = page * page_size + row; table int32 [B, P]: pages of each sequence; lengths int32 [B] >= 1: rows to
-    attend to, their own included. Scale D**-0.5. Returns [B, heads, D]. No host synchronisation.
+    q [B, heads, D]; k, v [B, kv_heads, D], all with rows of any stride; turn: q and k are normed and turned first; slots int64
+    [B]: where keys and values go; keys, values [slots, kv_heads, D] contiguous, slot = page * page_size + row; table int32
+    [B, P]: pages of each sequence; lengths int32 [B] >= 1: rows to attend to, their own included; arrived int32 [B kv_heads or
+    more]: zeros, and zeros again afterwards, for one call at a time. Scale D**-0.5. Returns [B, heads, D]. No host synchronisation.
     """
     rows, heads, dim = q.shape
     kv_heads = keys.shape[1]
@@ -155,13 +209,17 @@ def decode(
     acc = torch.empty(rows, heads, splits, dim, dtype=torch.float32, device=q.device)
     m = torch.empty(rows, heads, splits, dtype=torch.float32, device=q.device)
     total = torch.empty_like(m)
+    out = torch.empty(rows, heads, dim, dtype=q.dtype, device=q.device)
+    given = turn or Turn(q, q, q, q, 0.0)
+    early = starts_early(q.device)
+    options: dict[str, Any] = {"launch_pdl": True} if early else {}
     _decode_kernel[(rows, kv_heads, splits)](
-        q.contiguous(), k, v, k.stride(0), v.stride(0), slots, keys, values, table, table.stride(0), lengths,
-        acc, m, total, dim**-0.5 * LOG2_E, kv_heads,
-        GROUP=group, ROWS=max(16, triton.next_power_of_2(group)), D=dim, PAGE=page_size, BLOCK=BLOCK_KEYS, SPLITS=splits,
+        q, k, v, q.stride(0), k.stride(0), v.stride(0),
+        given.q_weight, given.k_weight, given.cos, given.sin, given.cos.stride(0), given.eps,
+        slots, keys, values, table, table.stride(0), lengths, acc, m, total, arrived, out, dim**-0.5 * LOG2_E, kv_heads,
+        RAW=turn is not None, GROUP=group, ROWS=max(16, triton.next_power_of_2(group)), D=dim, PAGE=page_size,
+        BLOCK=BLOCK_KEYS, SPLITS=splits, EARLY=early, **options,
     )  # fmt: skip
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    _combine_kernel[(rows * heads,)](acc, m, total, out, D=dim, SPLITS=splits)
     return out
 
 
@@ -244,18 +302,32 @@ def prefill(
 
 
 class DecodeStep:
-    """A `models.layers.KeyValues` of one row per sequence. Tensors only: it may be recorded in a CUDA graph."""
+    """A `models.layers.RawKeyValues` of one row per sequence. Tensors only: it may be recorded in a CUDA graph."""
 
-    def __init__(self, keys: Tensor, values: Tensor, slot: Tensor, length: Tensor, table: Tensor) -> None:
-        """keys, values [layers, pages, page_size, kv_heads, D]; the rest as `PagedKV.decode_step` has them."""
+    def __init__(
+        self, keys: Tensor, values: Tensor, arrived: Tensor, slot: Tensor, length: Tensor, table: Tensor
+    ) -> None:
+        """keys, values [layers, pages, page_size, kv_heads, D]; arrived as `decode` has it; the rest as `PagedKV.decode_step`."""
         self._page_size = keys.shape[2]
-        self._keys, self._values = keys.flatten(1, 2), values.flatten(1, 2)
+        self._keys, self._values, self._arrived = keys.flatten(1, 2), values.flatten(1, 2), arrived
         self._written, self._lengths, self._table = slot, length, table
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self._attend(layer, q, k, v, None)
+
+    def takes_raw(self, qkv: Tensor) -> bool:
+        return fusible(qkv)
+
+    def attend_raw(self, layer: int, qkv: Tensor, q_norm: RMSNorm, k_norm: RMSNorm, cos: Tensor, sin: Tensor) -> Tensor:
+        kv_heads, dim = self._keys.shape[2:]
+        q, k, v = qkv.unflatten(1, (-1, dim)).split((qkv.shape[1] // dim - 2 * kv_heads, kv_heads, kv_heads), dim=1)
+        turn = Turn(q_norm.weight, k_norm.weight, cos, sin, q_norm.eps)
+        return self._attend(layer, q, k, v, turn).flatten(1)
+
+    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, turn: Turn | None) -> Tensor:
         return decode(
-            q, k, v, self._written, self._keys[layer], self._values[layer],
-            table=self._table, lengths=self._lengths, page_size=self._page_size,
+            q, k, v, self._written, self._keys[layer], self._values[layer], table=self._table, lengths=self._lengths,
+            arrived=self._arrived, page_size=self._page_size, turn=turn,
         )  # fmt: skip
 
 

@@ -77,6 +77,7 @@ class Steps:
             page_size=page_size,
             kv_heads=config.kv_heads,
             head_dim=config.head_dim,
+            most_rows=max_num_seqs,
             dtype=model.dtype,
             device=model.device,
         )

@@ -5,10 +5,21 @@ Each rounds exactly where the plain code of `layers` rounds, so they are interch
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@cache
+def starts_early(device: torch.device) -> bool:
+    """Whether kernels may begin before the one in front of them has ended, and wait for it inside: programmatic dependent launch,
+    which GPUs have from Hopper on."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 @triton.jit
@@ -180,9 +191,12 @@ def _turned_rows(x_ptr, at, there, weight_ptr, cos_ptr, sin_ptr, turn, dims, eps
 def _dense_kernel(
     qkv_ptr, q_weight, k_weight, cos_ptr, sin_ptr, turn_width, keys_ptr, values_ptr, out_ptr, capacity, start, eps, scale,
     kv_heads,
-    STEPS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, D: tl.constexpr,
+    STEPS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, D: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program (sequence, key head): norms and turns, stores the new keys and values; then GROUP query heads attend causally."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     sequence, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     dims, place, row = tl.arange(0, D), tl.arange(0, KEYS), tl.arange(0, ROWS)
     heads = kv_heads * GROUP
@@ -225,9 +239,11 @@ def dense_attend(
     steps, heads = rows // batch, qkv.shape[1] // dim - 2 * kv_heads
     group = heads // kv_heads
     out = qkv.new_empty(rows, heads * dim)
+    early = starts_early(qkv.device)
+    options: dict[str, Any] = {"launch_pdl": True} if early else {}
     _dense_kernel[(batch, kv_heads)](
         qkv, q_weight, k_weight, cos, sin, cos.stride(0), keys, values, out, capacity, start, eps, dim**-0.5, kv_heads,
         STEPS=steps, GROUP=group, ROWS=max(16, triton.next_power_of_2(steps * group)),
-        KEYS=max(16, triton.next_power_of_2(start + steps)), D=dim,
+        KEYS=max(16, triton.next_power_of_2(start + steps)), D=dim, EARLY=early, **options,
     )  # fmt: skip
     return out

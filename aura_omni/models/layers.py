@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from types import ModuleType
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,19 @@ class KeyValues(Protocol):
 
         Keys are already rotated. Stores k and v, then attends causally with scale D**-0.5, softmax in float32.
         """
+        ...
+
+
+@runtime_checkable
+class RawKeyValues(KeyValues, Protocol):
+    """A KeyValues that norms and turns heads itself, on the way."""
+
+    def takes_raw(self, qkv: Tensor) -> bool:
+        """Whether `attend_raw` can be called with these rows."""
+        ...
+
+    def attend_raw(self, layer: int, qkv: Tensor, q_norm: RMSNorm, k_norm: RMSNorm, cos: Tensor, sin: Tensor) -> Tensor:
+        """`attend` of heads that are neither normed nor turned yet: qkv [N, (heads + 2 kv_heads) D] -> [N, heads D]."""
         ...
 
 
@@ -174,11 +187,9 @@ class DenseKV:
         return out.transpose(1, 2).reshape(rows, heads, dim)
 
     def takes_raw(self, qkv: Tensor) -> bool:
-        """Whether `attend_raw` can be called with these rows."""
         return fusible(qkv) and self.length + len(qkv) // self.batch <= fused().MOST_DENSE_KEYS
 
     def attend_raw(self, layer: int, qkv: Tensor, q_norm: RMSNorm, k_norm: RMSNorm, cos: Tensor, sin: Tensor) -> Tensor:
-        """`attend` of heads that are neither normed nor turned yet: qkv [N, (heads + 2 kv_heads) D] -> [N, heads D]."""
         self._step = len(qkv) // self.batch
         keys, values = self.keys[layer], self.values[layer]
         return fused().dense_attend(

@@ -16,7 +16,18 @@ import torch
 from torch import Tensor, nn
 
 from aura_omni.models.fields import positive, rope_theta, whole
-from aura_omni.models.layers import DenseKV, KeyValues, RMSNorm, Rope, SwiGLU, few, fused, fused_linear, fusible, rotate
+from aura_omni.models.layers import (
+    KeyValues,
+    RawKeyValues,
+    RMSNorm,
+    Rope,
+    SwiGLU,
+    few,
+    fused,
+    fused_linear,
+    fusible,
+    rotate,
+)
 from aura_omni.models.weights import StackedLinear
 
 
@@ -77,7 +88,7 @@ class Attention(nn.Module):
     def attended(self, qkv: Tensor, cos: Tensor, sin: Tensor, kv: KeyValues) -> Tensor:
         """From what `qkv_proj` makes of the rows to what `o_proj` reads."""
         rows = len(qkv)
-        if isinstance(kv, DenseKV) and kv.takes_raw(qkv):
+        if isinstance(kv, RawKeyValues) and kv.takes_raw(qkv):
             return kv.attend_raw(self.layer, qkv, self.q_norm, self.k_norm, cos, sin)
         q, k, v = self.qkv_proj.split(qkv)
         if fusible(qkv):

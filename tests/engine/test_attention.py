@@ -32,6 +32,7 @@ class Paged:
             pages=pages,
             page_size=page_size,
             kv_heads=config.kv_heads,
+            most_rows=8,
             head_dim=config.head_dim,
             dtype=stage.dtype,
             device=stage.device,

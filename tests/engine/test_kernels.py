@@ -88,6 +88,12 @@ def assert_close(ours: Tensor, plain: Tensor, limit: float) -> None:
     assert ((ours - plain).abs() <= limit * (1 + plain.abs())).all(), (ours - plain).abs().max()
 
 
+def norm_of(size: int, dtype: torch.dtype) -> RMSNorm:
+    norm = RMSNorm(size, 1e-6).requires_grad_(False)
+    norm.weight.data.uniform_(0.5, 1.5)
+    return norm.to(DEVICE, dtype)
+
+
 # Its loops take their bounds out of arrays as NumPy did before 2.4.
 LOOPS = pytest.mark.skipif(
     DEVICE.type == "cpu" and np.lib.NumpyVersion(np.__version__) >= "2.4.0",
@@ -120,14 +126,44 @@ def test_paged_decode_equals_plain_attention(
     # What stands in the slots of the new rows must not matter: the step writes it.
     held = [(x[slots], x.index_fill_(0, slots, torch.nan)) for x in (keys, values)]
     k, v = (F.pad(new.flatten(1), (8, 8))[:, 8:-8].unflatten(1, (2, dim)) for new, _ in held)
-    before = keys.clone(), values.clone()
-    out = paged_attention.decode(q, k, v, slots, keys, values, table=table, lengths=integers(lengths), page_size=PAGE)
+    before, arrived = (keys.clone(), values.clone()), integers([0] * 2 * len(lengths))
+    out = paged_attention.decode(
+        q, k, v, slots, keys, values, table=table, lengths=integers(lengths), arrived=arrived, page_size=PAGE
+    )
+    assert not arrived.any()
     for now, old, new in zip((keys, values), before, (k, v), strict=True):
         assert torch.equal(now, old.index_copy(0, slots, new))
     for row, length in enumerate(lengths):
         past = [x[context(table[row], length)].float().transpose(0, 1)[None] for x in (keys, values)]
         plain = F.scaled_dot_product_attention(q[row].float()[None, :, None], *past, enable_gqa=True)[0, :, 0]
         assert_close(out[row], plain, limit)
+
+
+@LOOPS
+@PRECISION
+@pytest.mark.parametrize("lengths", [[1, 64, 65, 300], [900]])
+def test_decode_of_raw_heads_is_that_of_normed_and_turned_ones(
+    dtype: torch.dtype, limit: float, lengths: list[int]
+) -> None:
+    torch.manual_seed(0)
+    rows, dim, heads, kv_heads = len(lengths), 64, 6, 2
+    keys, values, table = pool(lengths, kv_heads, dim, dtype)
+    q_norm, k_norm = norm_of(dim, dtype), norm_of(dim, dtype)
+    cos, sin = Rope(dim, 1e6).tables(torch.tensor(lengths, device=DEVICE) - 1, dtype)
+    qkv = torch.randn(rows, (heads + 2 * kv_heads) * dim).to(DEVICE, dtype)
+    slots = torch.stack([context(row, length)[-1] for row, length in zip(table, lengths, strict=True)])
+    arrived = integers([0] * kv_heads * rows)
+    given = arrived, slots, integers(lengths), table
+    step, plain = (
+        paged_attention.DecodeStep(*(x.unflatten(0, (-1, PAGE))[None] for x in pages), *given)
+        for pages in ((keys, values), (keys.clone(), values.clone()))
+    )
+    q, k, v = (x.unflatten(1, (-1, dim)) for x in qkv.split([heads * dim, kv_heads * dim, kv_heads * dim], dim=1))
+    expected = plain.attend(0, rotate(q_norm(q), cos, sin), rotate(k_norm(k), cos, sin), v)
+    found = step.attend_raw(0, qkv, q_norm, k_norm, cos, sin)
+    assert_close(found, expected.flatten(1), limit)
+    assert_close(keys[slots], rotate(k_norm(k), cos, sin), limit)
+    assert torch.equal(values[slots], v)
 
 
 def test_contexts_are_cut_into_parts_while_that_keeps_the_device_busy() -> None:
@@ -143,7 +179,9 @@ def test_what_is_not_finite_reaches_the_output_of_its_row_alone() -> None:
     keys[context(table[0], 70)[3]] = torch.nan
     k[1] = torch.nan
     slots = torch.stack([context(row, 70)[-1] for row in table])
-    out = paged_attention.decode(q, k, v, slots, keys, values, table=table, lengths=integers(lengths), page_size=PAGE)
+    out = paged_attention.decode(
+        q, k, v, slots, keys, values, table=table, lengths=integers(lengths), arrived=integers([0] * 6), page_size=PAGE
+    )
     assert out.isfinite().flatten(1).all(1).tolist() == [False, False, True]
 
 
@@ -193,12 +231,6 @@ def test_keys_and_values_are_stored_in_their_slots() -> None:
 
 
 # ------------------------------------------------------------ attention of the code predictor
-
-
-def norm_of(size: int, dtype: torch.dtype) -> RMSNorm:
-    norm = RMSNorm(size, 1e-6).requires_grad_(False)
-    norm.weight.data.uniform_(0.5, 1.5)
-    return norm.to(DEVICE, dtype)
 
 
 @PRECISION
