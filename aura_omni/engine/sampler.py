@@ -15,6 +15,7 @@ from functools import cache
 from types import ModuleType
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from aura_omni.flow import Sampling
@@ -81,7 +82,7 @@ class Draw:
 
 
 def pick(logits: Tensor, draw: Draw, *, stream: int = 0) -> Tensor:
-    """logits float32 [B, V] (penalties and bans already applied) -> token ids int64 [B].
+    """logits [B, V] (penalties and bans already applied) -> token ids int64 [B].
 
     Order: temperature, min-p, top-k (ties at the threshold stay), top-p; rows of temperature 0 take the first maximum.
     `stream` keeps draws of the same step apart (the code predictor's codebooks).
@@ -92,9 +93,11 @@ def pick(logits: Tensor, draw: Draw, *, stream: int = 0) -> Tensor:
     if logits.is_cuda and not filters.top_p and not filters.min_p:
         kernels = fused()
         if logits.shape[-1] <= kernels.MOST_VOCABULARY:
-            return kernels.pick_small(logits, draw.floats, draw.integers, top_k=filters.top_k > 0, stream=stream)
+            return kernels.pick_small(logits, draw.floats, draw.integers, top_k=filters.top_k > 0, stream=stream)[0]
+        logits = logits.float()
         if not filters.top_k:
             return kernels.pick_large(logits, draw.floats, draw.integers, stream=stream)
+    logits = logits.float()
     greedy = logits.argmax(-1)
     temperature, top_p, min_p = draw.floats.unbind(-1)
     top_k, seed, step = draw.integers.unbind(-1)
@@ -117,6 +120,18 @@ def pick(logits: Tensor, draw: Draw, *, stream: int = 0) -> Tensor:
         scores = scores.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), -torch.inf)
     chosen = (scores + _gumbel(seed, step, stream, scores.shape[-1])).argmax(-1)
     return torch.where(temperature > 0, chosen, greedy)
+
+
+def pick_row(logits: Tensor, draw: Draw, table: Tensor, *, stream: int = 0) -> tuple[Tensor, Tensor]:
+    """`pick`, and the rows [B, W] of table [V, W] that the ids name."""
+    filters = draw.filters
+    small = logits.is_cuda and filters.random and not filters.top_p and not filters.min_p
+    if small and logits.shape[-1] <= fused().MOST_VOCABULARY:
+        return fused().pick_small(
+            logits, draw.floats, draw.integers, top_k=filters.top_k > 0, stream=stream, table=table
+        )
+    ids = pick(logits, draw, stream=stream)
+    return ids, F.embedding(ids, table)
 
 
 @cache

@@ -87,6 +87,13 @@ class RMSNorm(nn.Module):
         return x, self(x)
 
 
+def normed_linear(norm: RMSNorm, linear: nn.Linear, x: Tensor, more: Tensor | None) -> Tensor:
+    """linear(norm(x + more)) for a linear without bias; of a few rows that are summed already in one launch."""
+    if more is None and few(x):
+        return fused_linear().normed_linear(x, norm.weight, norm.eps, linear.weight)
+    return linear(norm.of_sum(x, more)[1])
+
+
 class Rope:
     """Rotary positions, half-split pairs (j, j + D/2).
 

@@ -172,13 +172,25 @@ class Decoder(nn.Module):
         add_rows: Tensor | None = None,
     ) -> Tensor:
         """`forward` with what `rope.tables` gives for the positions, for callers that know it beforehand."""
+        return self.norm.of_sum(*self.stream(x, cos, sin, kv, adds, add_rows))[1]
+
+    def stream(
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        kv: KeyValues,
+        adds: Sequence[Tensor] = (),
+        add_rows: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """`run` before the last norm: the residual stream as the layers leave it, as one summand or two."""
         more: Tensor | None = None
         for number, layer in enumerate(self.layers):
             x, more = layer(x, more, cos, sin, kv)
             if number < len(adds):
                 x, more = _summed(x, more), None
                 x = x + adds[number] if add_rows is None else x.index_add(0, add_rows, adds[number])
-        return self.norm.of_sum(x, more)[1]
+        return x, more
 
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
         return 2 * self.config.layers * self.config.kv_heads * self.config.head_dim * dtype.itemsize

@@ -13,19 +13,31 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aura_omni.models.fields import whole
-from aura_omni.models.layers import DenseKV
+from aura_omni.models.layers import DenseKV, normed_linear
 from aura_omni.models.qwen3 import Decoder, DecoderConfig
 from aura_omni.models.weights import Layout, Prepared
 
-# Logits float32 [B, V] of codebook `group` (1..15) -> ids int64 [B].
-Choose = Callable[[Tensor, int], Tensor]
+# Logits [B, V] of codebook `group` (1..15), its number, and what the predictor reads of its codes [V, H] -> codes int64 [B], and their
+# rows of that table [B, H].
+Choose = Callable[[Tensor, int, Tensor], tuple[Tensor, Tensor]]
+
+
+def looked_up(draw: Callable[[Tensor, int], Tensor]) -> Choose:
+    """A Choose of a function that only draws: from logits and the codebook's number to codes."""
+
+    def choose(logits: Tensor, group: int, table: Tensor) -> tuple[Tensor, Tensor]:
+        codes = draw(logits, group)
+        return codes, F.embedding(codes, table)
+
+    return choose
+
 
 TALKER_LAYOUT = Layout(
     renames=(
@@ -183,11 +195,16 @@ class Talker(Prepared):
         cos, sin = self._cos[:2].repeat(batch, 1), self._sin[:2].repeat(batch, 1)
         codes = [code0]
         for group in range(1, self.config.groups):
-            out = predictor.decoder.run(x, cos, sin, kv).view(batch, -1, x.shape[-1])[:, -1]
+            # Of each sequence's rows, two in the first pass, the last one is asked.
+            out, more = (
+                part if part is None else part.view(batch, -1, part.shape[-1])[:, -1]
+                for part in predictor.decoder.stream(x, cos, sin, kv)
+            )
             kv.advance()
-            code = choose(predictor.lm_head[group - 1](out).float(), group)
+            assert out is not None
+            logits = normed_linear(predictor.decoder.norm, cast(nn.Linear, predictor.lm_head[group - 1]), out, more)
+            code, x = choose(logits, group, self._books[group])
             codes.append(code)
-            x = F.embedding(code, self._books[group])
             cos, sin = (table[group + 1 : group + 2].expand(batch, -1) for table in (self._cos, self._sin))
         frame = torch.stack(codes, dim=1)
         return frame, self.frames(frame)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from aura_omni.engine.lane import sent
 from aura_omni.engine.loader import Checkpoint
-from aura_omni.engine.sampler import Draw, pick
+from aura_omni.engine.sampler import Draw, pick_row
 from aura_omni.engine.sequence import Batch, FinishReason, Sequence
 from aura_omni.engine.stage_model import Rows, StageModel
 from aura_omni.errors import BadRequest, CheckpointError
@@ -289,7 +289,9 @@ class TalkerStage(StageModel):
     @torch.no_grad()
     def complete(self, hidden: Tensor, ids: Tensor, draw: Draw, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """The frames that start with ids [B]: codes int64 [B, 16], and the rows of these frames with the next text."""
-        codes, embedding = self.talker.frame(hidden, ids, lambda logits, group: pick(logits, draw, stream=group))
+        codes, embedding = self.talker.frame(
+            hidden, ids, lambda logits, group, table: pick_row(logits, draw, table, stream=group)
+        )
         return codes, embedding + self.talker.text(numbers[:, 0])
 
     def numbers(self, sequence: Sequence, *, ahead: int) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from aura_omni.models.layers import DenseKV
-from aura_omni.models.qwen3_tts import TALKER_LAYOUT, Choose, Talker, TalkerConfig
+from aura_omni.models.qwen3_tts import TALKER_LAYOUT, Choose, Talker, TalkerConfig, looked_up
 from aura_omni.models.weights import from_published, to_published
 from tests.reference_tts import reference_model, tts_config
 
@@ -29,7 +29,7 @@ def forced(codes: Tensor, seen: list[Tensor]) -> Choose:
         seen.append(logits)
         return codes[:, group]
 
-    return choose
+    return looked_up(choose)
 
 
 def reference_logits(model: Any, hidden: Tensor, codes: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from aura_omni.errors import BadRequest, CheckpointError
 from aura_omni.flow import Audio, Sampling, Voice
 from aura_omni.media.noise import swelling_noise
 from aura_omni.models.layers import DenseKV
+from aura_omni.models.qwen3_tts import looked_up
 from aura_omni.stages.talker import TalkerPrompt, TalkerStage, TextTrack, predictor_sampling, published_sampling
 from tests.reference_tts import (
     reference_ids,
@@ -331,7 +332,7 @@ def test_a_sampled_codebook_follows_the_predictors_distribution(pair: Callable[.
         return pick(logits, draw, stream=group)
 
     with torch.no_grad():
-        codes, _ = talker.frame(hidden, torch.zeros(1000, dtype=torch.int64), choose)
+        codes, _ = talker.frame(hidden, torch.zeros(1000, dtype=torch.int64), looked_up(choose))
     best = (seen[1][0] / 0.9).topk(3)
     counts = torch.stack([(codes[:, 1] == code).sum() for code in best.indices])
     assert counts.sum() == 1000

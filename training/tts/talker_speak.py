@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aura_omni.models.qwen3_tts import Talker
+from aura_omni.models.qwen3_tts import Talker, looked_up
 from training.tts.corpus import NOBODY
 from training.tts.phones import CODES
 from training.tts.talker_batch import BOS, EOS, PAD, Rows
@@ -119,7 +119,7 @@ def speak(
             break
         code = code.clamp_max(CODES - 1)
         if books:
-            frame, row = talker.frame(hidden, code, lambda logits, _: draw(logits, book_temperature), small)
+            frame, row = talker.frame(hidden, code, looked_up(lambda logits, _: draw(logits, book_temperature)), small)
         else:
             frame, row = code[:, None], talker.codec_embedding(code)
         frames.append(frame)
