@@ -268,7 +268,11 @@ def prefill(
     queries = max(16, min(CHUNK_QUERIES, triton.next_power_of_2(most_rows * wide)))
     each = max(1, queries // wide)
     blocks = triton.cdiv(most_rows, each)
-    splits = CHUNK_SPLITS if blocks * kv_heads * CHUNK_SPLITS <= CHUNK_PROGRAMS and table.shape[1] * page_size > LONG_CONTEXT else 1
+    splits = (
+        CHUNK_SPLITS
+        if blocks * kv_heads * CHUNK_SPLITS <= CHUNK_PROGRAMS and table.shape[1] * page_size > LONG_CONTEXT
+        else 1
+    )
     acc = m = total = out  # not used by a single split
     if splits > 1:
         acc = torch.empty(rows, heads, splits, dim, dtype=torch.float32, device=q.device)

@@ -20,7 +20,7 @@ import numpy as np
 from aura_omni.engine.sequence import MediaSpan
 from aura_omni.errors import BadMedia, BadRequest, CheckpointError, PromptTooLong
 from aura_omni.flow import SILENT_TEXT, Message, Text, Video
-from aura_omni.models.vision_input import PixelRules
+from aura_omni.models.vision_input import Framing, PixelRules
 from aura_omni.stages.tokenizer import TextTokenizer
 
 # Characters of texts whose ids are remembered: headers, time stamps and what was said before return in every round, and a
@@ -112,16 +112,22 @@ class Visual:
         """(height, width) in tokens of each group."""
         return self.size[0] // self.rules.factor, self.size[1] // self.rules.factor
 
-    def frame_numbers(self, group: int) -> list[int]:
-        """Of the frames in a group; the last frame fills up a group that is not full."""
-        first = group * self.rules.temporal_patch
-        last = len(self.video.frames) - 1
-        return [min(number, last) for number in range(first, first + self.rules.temporal_patch)]
+    @property
+    def framing(self) -> Framing:
+        height, width = self.video.frames.shape[1:3]
+        return Framing(self.rules, (height, width), self.size)
+
+    def frames(self, group: int) -> list[np.ndarray]:
+        """Of a group, uint8 [n, h, w, 3] each, not copied; the last frame fills up a group that is not full."""
+        first, each = group * self.rules.temporal_patch, self.rules.temporal_patch
+        own = self.video.frames[first : first + each]
+        return [own, *[self.video.frames[-1:]] * (each - len(own))]
 
     def time_s(self, group: int) -> float:
         """The middle of a group's first and last frame, from the start of the clip."""
-        numbers = self.frame_numbers(group)
-        return (self.video.times_s[numbers[0]] + self.video.times_s[numbers[-1]]) / 2
+        first, each = group * self.rules.temporal_patch, self.rules.temporal_patch
+        times = self.video.times_s[first : first + each]
+        return (times[0] + times[-1]) / 2
 
     def key(self, group: int) -> bytes:
         """Identifies the features of a group: content and everything that shapes its pixels."""

@@ -99,7 +99,7 @@ def test_answers_from_padded_steps_are_the_same(aura: AuraStage, rows: int, monk
     """Prompts with frames and without, one after another and together: what one left in the padding is nothing to the next."""
     expected = [alone(aura, chat, 12) for chat in CHATS]
     recorded = without_cuda(monkeypatch)
-    monkeypatch.setattr(aura, "_tower", aura.network.visual)  # put back afterwards
+    monkeypatch.setattr(aura, "_graphs", None)  # put back afterwards
     runner = runner_of(aura, rows=rows, graphs=True)
     assert sorted(recorded).count(PREFILL_SIZES[-1]) == 1  # for prompts with deepstack features and without
     monkeypatch.delattr(PagedKV, "step")  # which steps that are no graphs begin with
