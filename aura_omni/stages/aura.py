@@ -30,8 +30,9 @@ from aura_omni.errors import CheckpointError
 from aura_omni.flow import Message, Sampling
 from aura_omni.models.qwen3_vl import LAYOUT, Qwen3VL, VLConfig
 from aura_omni.models.vision_input import Framing, PixelRules
-from aura_omni.stages.aura_prompt import AuraPrompt, Group, Profile, PromptWriter, Visual
+from aura_omni.stages.aura_prompt import AuraPrompt, Profile, PromptWriter, Visual
 from aura_omni.stages.encoder_graphs import TowerGraphs, features_of
+from aura_omni.stages.prompt_memory import Group
 from aura_omni.stages.silent import AnswerReader
 from aura_omni.stages.tokenizer import TextTokenizer
 
@@ -188,6 +189,8 @@ class AuraStage(StageModel):
             on_end=ended,
             stop_ids=self.stop_ids,
             media=prompt.media,
+            # Rows that are not known may become others.
+            beginning=prompt.beginning if known is None or known >= prompt.beginning.rows else None,
             state=seen,
             open=known is not None,
         )

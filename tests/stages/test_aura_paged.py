@@ -184,6 +184,14 @@ def close(aura: AuraStage, runner: ArRunner, sequence: Sequence, chat: Seq[Messa
     settle(runner)
 
 
+def test_what_is_not_known_of_a_prompt_is_not_taken_for_known(aura: AuraStage) -> None:
+    """Rows behind those that are known may become others, and so may the pages that hold them."""
+    draft = aura.prompt(UNHEARD)
+    for known, sure in ((draft.beginning.rows - 1, False), (draft.beginning.rows, True)):
+        sequence = aura.sequence(draft, GREEDY, on_output=print, on_end=print, known=known)
+        assert (sequence.beginning is not None) == sure
+
+
 @pytest.mark.parametrize("rows", [512, 23])
 def test_a_prompt_read_in_advance_gives_the_same_answer_and_no_picture_is_encoded_twice(
     aura: AuraStage, encoded: list[int], rows: int
