@@ -241,6 +241,39 @@ def test_dense_attention_step_by_step_equals_plain_attention(dtype: torch.dtype,
 
 
 @PRECISION
+@pytest.mark.parametrize("size", [72, 1_152])
+def test_a_sum_is_normed_as_plainly(dtype: torch.dtype, limit: float, size: int) -> None:
+    torch.manual_seed(0)
+    norm = torch.nn.LayerNorm(size, eps=1e-6)
+    torch.nn.init.normal_(norm.weight)
+    torch.nn.init.normal_(norm.bias)
+    norm.to(DEVICE, dtype)
+    x, more = (torch.randn(2, 5, size).to(DEVICE, dtype) + 3 for _ in range(2))
+    total, normed = fused.add_layer_norm(x, more, norm.weight, norm.bias, norm.eps)
+    assert torch.equal(total, x + more)
+    assert_close(normed, norm(x + more), limit)
+
+
+@PRECISION
+@pytest.mark.parametrize(("rows", "heads", "kv_heads"), [(3, 4, 2), (40, 16, 8), (33, 8, 2), (32, 6, 3)])
+def test_queries_and_keys_are_normed_and_turned_as_plainly(
+    dtype: torch.dtype, limit: float, rows: int, heads: int, kv_heads: int
+) -> None:
+    torch.manual_seed(0)
+    norms = [RMSNorm(64, 1e-6).to(DEVICE, dtype) for _ in range(2)]
+    for norm in norms:
+        torch.nn.init.normal_(norm.weight)
+    qkv = torch.randn(rows, (heads + 2 * kv_heads) * 64).to(DEVICE, dtype)
+    turn = Rope(64, 10_000.0).tables(torch.arange(rows, device=DEVICE), dtype)
+    found = fused.qk_norm_rope(qkv, norms[0].weight, norms[1].weight, *turn, 1e-6, heads=heads, kv_heads=kv_heads)
+    plain = [part.unflatten(1, (-1, 64)) for part in qkv.split([heads * 64, kv_heads * 64, kv_heads * 64], dim=1)]
+    for one, other, norm in zip(found, plain, norms, strict=False):
+        with torch.enable_grad():  # so that it is computed as it is written
+            expected = rotate(norm(other), *turn)
+        assert_close(one, expected, limit)
+
+
+@PRECISION
 def test_patches_are_turned_as_plainly(dtype: torch.dtype, limit: float) -> None:
     torch.manual_seed(0)
     groups, patches, heads, dim = 2, 12, 3, 24
