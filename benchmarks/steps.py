@@ -31,7 +31,7 @@ from aura_omni import assembly
 from aura_omni.engine.engine import Engine
 from aura_omni.engine.loader import Checkpoint
 from aura_omni.engine.sequence import Sequence
-from aura_omni.flow import CODEBOOKS, Audio, Message, StageName, Text, Video, Voice
+from aura_omni.flow import CODEBOOKS, SILENT_TEXT, Audio, Message, StageName, Text, Video, Voice
 from aura_omni.models.weights import Layout
 from aura_omni.nano.published import TRUE
 from aura_omni.nano.random_family import fill, write_family
@@ -245,14 +245,24 @@ class Bench:
         return found
 
     def _chunks(self, history: int, tokens: int) -> dict[str, Any]:
-        """A new pair of frames after a history that is in the prefix cache, until so many tokens; prompt writing included."""
-        past = Message("user", (Text(self._text(history)),))
+        """A new pair of frames after a live session's history, until so many tokens; prompt writing included.
+
+        A round of the history is a pair of frames and silence, and all its rounds are in the prefix cache; `history` is their
+        tokens, to within half a round, the system turn not counted.
+        """
+        silent = Message("assistant", (Text(SILENT_TEXT),))
 
         def new() -> Video:
             frames = self._random.integers(0, 256, (2, 360, 640, 3), dtype=np.uint8)
             return Video(frames, (0.0, 0.5), 2.0, self._random.bytes(16))
 
-        return self._ended("aura", new, lambda video: self._answer((past, Message("user", (video,))), tokens))
+        def rounds(count: int) -> tuple[Message, ...]:
+            return tuple(message for _ in range(count) for message in (Message("user", (new(),)), silent))
+
+        assert self._parts.aura is not None
+        one, two = (len(self._parts.aura.prompt(rounds(count)).tokens) for count in (1, 2))
+        past = rounds(round(history / (two - one)))
+        return self._ended("aura", new, lambda video: self._answer((*past, Message("user", (video,))), tokens))
 
     def _clips(self, tokens: int) -> dict[str, Any]:
         """5 s of sound until so many tokens."""

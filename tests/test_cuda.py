@@ -15,13 +15,15 @@ from aura_omni.engine.lane import Lane
 from aura_omni.engine.loader import Checkpoint
 from aura_omni.engine.runner import ArRunner
 from aura_omni.flow import Sampling, Text, TurnRequest, Voice
+from aura_omni.models.vision_input import Framing, PixelRules
 from aura_omni.pipeline import Pipeline
 from aura_omni.stages import vocoder
 from aura_omni.stages.asr import AsrStage
 from aura_omni.stages.aura import AuraStage
-from aura_omni.stages.encoder_graphs import HearingGraphs, TowerGraphs
+from aura_omni.stages.encoder_graphs import HearingGraphs, TowerGraphs, features_of
 from aura_omni.stages.talker import TalkerStage
 from aura_omni.stages.vocoder import VocoderRunner
+from tests.aura_tiny import VIDEO_PIXELS
 from tests.family import Listener, ask, clip, family, recording, running, spoken
 
 pytestmark = pytest.mark.gpu
@@ -186,14 +188,19 @@ ENCODER_PRECISION = pytest.mark.parametrize(("dtype", "limit"), [(torch.float32,
 @ENCODER_PRECISION
 def test_frames_from_graphs_are_seen_as_written(dtype, limit):
     stage = AuraStage.load(Checkpoint.find(str(family() / "aura")), device=CUDA, dtype=dtype)
-    tower, grid = stage.network.visual, (22, 40)
+    tower, rules = stage.network.visual, PixelRules.from_json(VIDEO_PIXELS)
+    framing = Framing(rules, (360, 640), (352, 640))
     with Lane(CUDA).active(), torch.inference_mode():
         graphs = TowerGraphs(tower)
-        graphs.prepare(grid)
-        given = [torch.randn(groups, 880, 1_536, device=CUDA).to(dtype) for groups in (3, 1, 8, 2, 11)]
-        found = [graphs(patches, grid) for patches in given]
-        for patches, features in zip(given, found, strict=True):
-            torch.testing.assert_close(features.float(), tower(patches, grid).float(), atol=limit, rtol=limit)
+        graphs.prepare(framing)
+        given = [
+            torch.randint(0, 256, (groups, 2, 360, 640, 3), dtype=torch.uint8).pin_memory()
+            for groups in (3, 1, 8, 2, 11)
+        ]
+        found = [graphs(frames, framing) for frames in given]
+        for frames, features in zip(given, found, strict=True):
+            plain = features_of(tower, frames, framing)
+            torch.testing.assert_close(features.float(), plain.float(), atol=limit, rtol=limit)
 
 
 @ENCODER_PRECISION

@@ -98,12 +98,15 @@ class KVCache:
         """Rows [start, sequence.computed) have just been written: publish the pages that they filled."""
         if not (self.prefix_caching and sequence.cacheable):
             return
-        for index in range(start // self.page_size, sequence.computed // self.page_size):
+        pages = range(start // self.page_size, sequence.computed // self.page_size)
+        for index in pages:
             key, page = self._key(sequence, index), sequence.pages[index]
             # Two sequences may compute the same rows in one step; one of the two pages is enough.
             if key not in self._page_of:
                 self._key_of[page] = key
                 self._page_of[key] = page
+        if pages and sequence.beginning is not None:
+            sequence.beginning.learn(sequence.page_keys, self.page_size)
 
     def release(self, sequence: Sequence, *, forget: bool = False) -> None:
         """Give back all pages. forget: their rows may be wrong, nobody shall find them any more."""
@@ -174,6 +177,8 @@ class KVCache:
     def _key(self, sequence: Sequence, index: int) -> bytes:
         """Key of the sequence's full page `index`. Kept with the sequence, as its tokens only ever grow."""
         keys = sequence.page_keys
+        if not keys and sequence.beginning is not None:
+            keys += sequence.beginning.known(self.page_size)
         while len(keys) <= index:
             begin = len(keys) * self.page_size
             tokens = sequence.tokens[begin : begin + self.page_size]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Protocol
 
 import numpy as np
@@ -86,6 +87,25 @@ class _Coming:
 
 def sent(values: np.ndarray | Sequence[int] | Sequence[float], device: torch.device) -> Tensor:
     """values on the device, in their own dtype (a list: int64 or float32), without waiting for what is under way there."""
-    host = torch.from_numpy(values) if isinstance(values, np.ndarray) else torch.tensor(values)
-    # From memory that is not pinned the driver may wait for the whole lane first.
-    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
+    if device.type == "cpu":
+        return torch.from_numpy(values) if isinstance(values, np.ndarray) else torch.tensor(values)
+    array = values if isinstance(values, np.ndarray) else torch.tensor(values).numpy()
+    return staged([array], device).to(device, non_blocking=True)
+
+
+def staged(parts: Sequence[np.ndarray], device: torch.device) -> Tensor:
+    """parts, one after another along their first dimension, on the host, where a copy to the device may start without waiting.
+
+    From memory that is not pinned the driver may wait for the whole lane first. `Tensor.pin_memory` shares its copy out among
+    threads, who were seen to need 1.5 to 5.6 ms for two frames of 640x360; one alone copies them in a fraction of that.
+    """
+    first = parts[0]
+    shape = (sum(map(len, parts)), *first.shape[1:])
+    host = torch.empty(shape, dtype=_torch_dtype(first.dtype), pin_memory=device.type == "cuda")
+    np.concatenate(parts, out=host.numpy())
+    return host
+
+
+@cache
+def _torch_dtype(dtype: np.dtype) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype

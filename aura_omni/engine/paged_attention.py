@@ -24,7 +24,9 @@ from aura_omni.models.fused import _turned, _turned_rows, starts_early
 from aura_omni.models.layers import RMSNorm, fusible
 
 BLOCK_KEYS = 64
-CHUNK_ROWS = 64  # rows of a prefill chunk that one program takes
+# Queries of a prefill chunk that one program takes: rows, times the heads that share a key head. With 64 the keys of a long
+# history come from the L2 cache no faster than tensor cores at half their speed need them.
+CHUNK_QUERIES = 128
 
 # Programs of a decode step that keep a large GPU's memory busy, and into how many parts one row's context is cut for that.
 # More parts would only add empty programs; with fewer than 8 a long context among short ones would hold all of them up.
@@ -57,18 +59,24 @@ def store(k: Tensor, v: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> 
 
 
 @triton.jit
-def _attend_block(q, m, total, acc, keys, values, slots, inside, mask, scale, head, kv_heads, dims, D: tl.constexpr):
+def _attend_block(
+    q, m, total, acc, keys, values, slots, inside, mask, scale, head, kv_heads, dims, D: tl.constexpr, ALL: tl.constexpr
+):
     """One block of keys: q [M, D] against slots [K]; m, total [M] and acc [M, D] are the running maximum, sum and output.
 
-    scale turns products into exponents of 2.
+    scale turns products into exponents of 2. ALL: every query sees every slot, whatever `inside` [K] and `mask` [M, K] say.
     """
     at = (slots[:, None] * kv_heads + head) * D + dims[None, :]
-    k = tl.load(keys + at, mask=inside[:, None], other=0.0)
-    v = tl.load(values + at, mask=inside[:, None], other=0.0)
+    if ALL:
+        k, v = tl.load(keys + at), tl.load(values + at)
+    else:
+        k = tl.load(keys + at, mask=inside[:, None], other=0.0)
+        v = tl.load(values + at, mask=inside[:, None], other=0.0)
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-    scores = tl.where(mask, scores, float("-inf"))
+    if not ALL:
+        scores = tl.where(mask, scores, float("-inf"))
     high = tl.maximum(m, tl.max(scores, 1))
-    safe = tl.where(high == float("-inf"), 0.0, high)
+    safe = high if ALL else tl.where(high == float("-inf"), 0.0, high)
     weights = tl.exp2(scores - safe[:, None])
     decay = tl.exp2(m - safe)
     total = total * decay + tl.sum(weights, 1)
@@ -132,7 +140,7 @@ def _decode_kernel(
         slots = pages * PAGE + offsets % PAGE
         mask = inside[None, :] & (group[:, None] >= 0)
         m, total, acc = _attend_block(
-            q, m, total, acc, keys, values, slots, inside, mask, scale, head, kv_heads, dims, D
+            q, m, total, acc, keys, values, slots, inside, mask, scale, head, kv_heads, dims, D, False
         )
     kind: tl.constexpr = out_ptr.dtype.element_ty
     out_at = (row * heads + head * GROUP + group[:, None]) * D + dims[None, :]
@@ -224,16 +232,40 @@ def decode(
 
 
 @triton.jit
+def _attend_keys(
+    q, m, total, acc, begin, stop, last, keys, values, table, scale, kv_head, kv_heads, dims,
+    D: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, ALL: tl.constexpr,
+):  # fmt: skip
+    """Keys [begin, stop) of one sequence, whose pages are at `table`: q [M, D] sees those up to its `last` [M]; ALL: it sees them
+    all, and they are whole blocks."""
+    for first in range(begin, stop, BLOCK):
+        offsets = first + tl.arange(0, BLOCK)
+        inside = offsets < stop
+        if ALL:
+            pages = tl.load(table + offsets // PAGE).to(tl.int64)
+        else:
+            pages = tl.load(table + offsets // PAGE, mask=inside, other=0).to(tl.int64)
+        slots = pages * PAGE + offsets % PAGE
+        mask = inside[None, :] & (offsets[None, :] <= last[:, None])
+        m, total, acc = _attend_block(
+            q, m, total, acc, keys, values, slots, inside, mask, scale, kv_head, kv_heads, dims, D, ALL
+        )
+    return m, total, acc
+
+
+@triton.jit
 def _prefill_kernel(
     q_ptr, keys, values, out_ptr, acc_ptr, m_ptr, total_ptr, table, table_width, begins, counts, starts, scale, heads,
     kv_heads,
-    D: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
+    GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of rows, query head, chunk and split): ROWS rows of a chunk against all rows up to each of them.
+    """Program (block of rows, key head, chunk and split): GROUP query heads of ROWS rows of a chunk, which all need the same keys,
+    against all rows up to each of them. WIDE is GROUP, rounded up to a power of two.
 
     One of several splits takes its part of those, and `_combine_kernel` makes out of acc, m and total of all.
     """
-    block, head, chunk, split = (
+    block, kv_head, chunk, split = (
         tl.program_id(0),
         tl.program_id(1),
         tl.program_id(2) // SPLITS,
@@ -243,34 +275,37 @@ def _prefill_kernel(
     if block * ROWS >= count:
         return
     begin, start = tl.load(begins + chunk), tl.load(starts + chunk)
-    rows = block * ROWS + tl.arange(0, ROWS)
-    dims = tl.arange(0, D)
-    at = ((begin + rows[:, None]).to(tl.int64) * heads + head) * D + dims[None, :]
-    q = tl.load(q_ptr + at, mask=rows[:, None] < count, other=0.0)
-    m = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    acc = tl.zeros([ROWS, D], tl.float32)
+    query, dims = tl.arange(0, ROWS * WIDE), tl.arange(0, D)
+    rows, member = block * ROWS + query // WIDE, query % WIDE
+    there = (rows < count) & (member < GROUP)
+    heads_of = (begin + rows).to(tl.int64) * heads + kv_head * GROUP + member
+    at = heads_of[:, None] * D + dims[None, :]
+    q = tl.load(q_ptr + at, mask=there[:, None], other=0.0)
+    m = tl.full([ROWS * WIDE], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS * WIDE], tl.float32)
+    acc = tl.zeros([ROWS * WIDE, D], tl.float32)
     stop = start + tl.minimum(count, (block + 1) * ROWS)
     part = tl.cdiv(tl.cdiv(stop, BLOCK), SPLITS) * BLOCK
     from_ = split * part
     stop = tl.minimum(from_ + part, stop)
-    kv_head = head // (heads // kv_heads)
-    for first in range(from_, stop, BLOCK):
-        offsets = first + tl.arange(0, BLOCK)
-        inside = offsets < stop
-        pages = tl.load(table + chunk * table_width + offsets // PAGE, mask=inside, other=0).to(tl.int64)
-        slots = pages * PAGE + offsets % PAGE
-        mask = inside[None, :] & (offsets[None, :] <= start + rows[:, None])
-        m, total, acc = _attend_block(
-            q, m, total, acc, keys, values, slots, inside, mask, scale, kv_head, kv_heads, dims, D
-        )
+    # Nearly all keys after a long history are whole blocks that every row sees: those need no mask.
+    seen_by_all = tl.maximum(from_, tl.minimum((start + block * ROWS + 1) // BLOCK * BLOCK, stop))
+    pages, last = table + chunk * table_width, start + rows
+    m, total, acc = _attend_keys(
+        q, m, total, acc, from_, seen_by_all, last, keys, values, pages, scale, kv_head, kv_heads, dims,
+        D, PAGE, BLOCK, True,
+    )  # fmt: skip
+    m, total, acc = _attend_keys(
+        q, m, total, acc, seen_by_all, stop, last, keys, values, pages, scale, kv_head, kv_heads, dims,
+        D, PAGE, BLOCK, False,
+    )  # fmt: skip
     if SPLITS == 1:
-        tl.store(out_ptr + at, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=rows[:, None] < count)
+        tl.store(out_ptr + at, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=there[:, None])
     else:
-        to = ((begin + rows).to(tl.int64) * heads + head) * SPLITS + split
-        tl.store(m_ptr + to, m, mask=rows < count)
-        tl.store(total_ptr + to, total, mask=rows < count)
-        tl.store(acc_ptr + to[:, None] * D + dims[None, :], acc, mask=rows[:, None] < count)
+        to = heads_of * SPLITS + split
+        tl.store(m_ptr + to, m, mask=there)
+        tl.store(total_ptr + to, total, mask=there)
+        tl.store(acc_ptr + to[:, None] * D + dims[None, :], acc, mask=there[:, None])
 
 
 def prefill(
@@ -285,20 +320,31 @@ def prefill(
     table int32 [C, P]; begins, counts, starts int32 [C]; most_rows: the largest of counts.
     """
     rows, heads, dim = q.shape
-    blocks = triton.cdiv(most_rows, CHUNK_ROWS)
-    splits = CHUNK_SPLITS if blocks * heads <= CHUNK_PROGRAMS and table.shape[1] * page_size > LONG_CONTEXT else 1
+    kv_heads = keys.shape[1]
+    group = heads // kv_heads
+    wide = triton.next_power_of_2(group)
+    queries = max(16, min(CHUNK_QUERIES, triton.next_power_of_2(most_rows * wide)))
+    each = max(1, queries // wide)
+    blocks = triton.cdiv(most_rows, each)
+    splits = (
+        CHUNK_SPLITS
+        if blocks * kv_heads * CHUNK_SPLITS <= CHUNK_PROGRAMS and table.shape[1] * page_size > LONG_CONTEXT
+        else 1
+    )
     acc = m = total = out  # not used by a single split
     if splits > 1:
         acc = torch.empty(rows, heads, splits, dim, dtype=torch.float32, device=q.device)
         m = torch.empty(rows, heads, splits, dtype=torch.float32, device=q.device)
         total = torch.empty_like(m)
-    _prefill_kernel[(blocks, heads, len(begins) * splits)](
+    _prefill_kernel[(blocks, kv_heads, len(begins) * splits)](
         q, keys, values, out, acc, m, total, table, table.stride(0), begins, counts, starts, dim**-0.5 * LOG2_E, heads,
-        keys.shape[1],
-        D=dim, PAGE=page_size, ROWS=CHUNK_ROWS, BLOCK=BLOCK_KEYS, SPLITS=splits,
+        kv_heads,
+        GROUP=group, D=dim, PAGE=page_size, ROWS=each, WIDE=wide, BLOCK=BLOCK_KEYS, SPLITS=splits,
+        num_warps=8 if each * wide >= 128 else 4,
     )  # fmt: skip
     if splits > 1:
-        _combine_kernel[(rows * heads,)](acc, m, total, out, D=dim, SPLITS=splits)
+        # Thousands of programs of a few numbers each: with one warp twice as many are there at once.
+        _combine_kernel[(rows * heads,)](acc, m, total, out, D=dim, SPLITS=splits, num_warps=1)
 
 
 class DecodeStep:

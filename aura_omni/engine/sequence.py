@@ -29,6 +29,35 @@ class MediaSpan:
 
 
 @dataclass(slots=True, eq=False)
+class Beginning:
+    """The first rows of a sequence, when later ones begin with the same rows and media: keys of their pages are computed once.
+
+    like: what it begins with itself. Made on any thread, used on the engine's.
+    """
+
+    rows: int
+    like: Beginning | None = None
+    page_size: int = 0
+    keys: list[bytes] = field(default_factory=list)  # of its full pages, as far as the cache has asked
+
+    def longer(self, rows: int) -> Beginning:
+        """Of more rows."""
+        # What was never used leads on to what it is like itself, so nothing is held that is out of use.
+        return Beginning(rows, like=self if self.keys else self.like)
+
+    def known(self, page_size: int) -> list[bytes]:
+        if self.like is not None:
+            self.learn(self.like.known(page_size)[: self.like.rows // page_size], page_size)
+            self.like = None
+        return self.keys if page_size == self.page_size else []
+
+    def learn(self, keys: list[bytes], page_size: int) -> None:
+        """keys: of the pages of a sequence that begins like this."""
+        if page_size != self.page_size or len(self.keys) < min(len(keys), self.rows // page_size):
+            self.page_size, self.keys = page_size, keys[: self.rows // page_size]
+
+
+@dataclass(slots=True, eq=False)
 class Sequence:
     """tokens: prompt ids, then sampled ids; with `media` they are also the key of the prefix cache.
 
@@ -43,6 +72,7 @@ class Sequence:
     on_end: Callable[[FinishReason, Exception | None], None]
     stop_ids: frozenset[int] = frozenset()  # of the stage; sampling.stop_token_ids come on top
     media: tuple[MediaSpan, ...] = ()
+    beginning: Beginning | None = None
     state: Any = None
     inner: Sampling = _GREEDY  # of what the stage draws besides the id (Talker: codebooks 1..15)
     cacheable: bool = True  # False: rows are not a function of tokens and media (Talker)

@@ -69,33 +69,73 @@ def add_rms_norm(x: Tensor, more: Tensor, weight: Tensor, eps: float) -> tuple[T
 
 
 @triton.jit
-def _turned(x_ptr, weight_ptr, cos, sin, dims, eps, D: tl.constexpr):
-    """One head's vector, normalised and turned; dims are 0..D-1."""
-    x = tl.load(x_ptr + dims)
-    wide = x.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(wide * wide, 0) / D + eps)
-    normed = (wide * scale).to(x.dtype) * tl.load(weight_ptr + dims)
+def _add_layer_norm_kernel(x_ptr, more_ptr, weight_ptr, bias_ptr, sum_ptr, out_ptr, size, eps, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    dims = tl.arange(0, BLOCK)
+    inside = dims < size
+    x = tl.load(x_ptr + row * size + dims, mask=inside, other=0.0)
+    more = tl.load(more_ptr + row * size + dims, mask=inside, other=0.0)
+    both = (x.to(tl.float32) + more.to(tl.float32)).to(x.dtype)
+    tl.store(sum_ptr + row * size + dims, both, mask=inside)
+    wide = both.to(tl.float32)
+    wide = tl.where(inside, wide - tl.sum(wide, 0) / size, 0.0)
+    scale = tl.rsqrt(tl.sum(wide * wide, 0) / size + eps)
+    weight = tl.load(weight_ptr + dims, mask=inside, other=0.0).to(tl.float32)
+    bias = tl.load(bias_ptr + dims, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * size + dims, (wide * scale * weight + bias).to(x.dtype), mask=inside)
+
+
+def add_layer_norm(x: Tensor, more: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x, more [..., D] -> their sum, and its layer norm, in float32 until it is rounded once, as PyTorch's."""
+    x, more = x.contiguous(), more.contiguous()
+    total, out = torch.empty_like(x), torch.empty_like(x)
+    size = x.shape[-1]
+    block = triton.next_power_of_2(size)
+    _add_layer_norm_kernel[(x.numel() // size,)](x, more, weight, bias, total, out, size, eps, BLOCK=block)
+    return total, out
+
+
+@triton.jit
+def _turned_rows(x_ptr, at, there, weight_ptr, cos_ptr, sin_ptr, turn, dims, eps, D: tl.constexpr):
+    """Heads' vectors, normalised and turned: at [R] where they begin, turn [R] where their rotations do; zeros where not there [R].
+
+    dims are 0..D-1.
+    """
     half: tl.constexpr = D // 2
     other = tl.where(dims < half, dims + half, dims - half)
-    mirrored = tl.load(x_ptr + other)
-    mirrored = (mirrored.to(tl.float32) * scale).to(x.dtype) * tl.load(weight_ptr + other)
-    mirrored = tl.where(dims < half, -mirrored, mirrored)
+    real = there[:, None]
+    x = tl.load(x_ptr + at[:, None] + dims[None, :], mask=real, other=0.0)
+    wide = x.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, 1) / D + eps)[:, None]
+    normed = (wide * scale).to(x.dtype) * tl.load(weight_ptr + dims)[None, :]
+    mirrored = tl.load(x_ptr + at[:, None] + other[None, :], mask=real, other=0.0)
+    mirrored = (mirrored.to(tl.float32) * scale).to(x.dtype) * tl.load(weight_ptr + other)[None, :]
+    mirrored = tl.where((dims < half)[None, :], -mirrored, mirrored)
+    cos = tl.load(cos_ptr + turn[:, None] + dims[None, :], mask=real, other=0.0)
+    sin = tl.load(sin_ptr + turn[:, None] + dims[None, :], mask=real, other=0.0)
     return (normed * cos).to(x.dtype) + (mirrored * sin).to(x.dtype)
 
 
 @triton.jit
 def _qk_kernel(
-    qkv_ptr, q_weight, k_weight, cos_ptr, sin_ptr, turn_width, q_ptr, k_ptr, eps, heads, kv_heads, width, D: tl.constexpr
+    qkv_ptr, q_weight, k_weight, cos_ptr, sin_ptr, turn_width, q_ptr, k_ptr, eps, heads, kv_heads, width,
+    D: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    """Program (row, HEADS of its heads): all of them queries, or all of them keys."""
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     dims = tl.arange(0, D)
-    cos, sin = tl.load(cos_ptr + row * turn_width + dims), tl.load(sin_ptr + row * turn_width + dims)
-    source = qkv_ptr + row * width + head * D
-    if head < heads:
-        tl.store(q_ptr + (row * heads + head) * D + dims, _turned(source, q_weight, cos, sin, dims, eps, D))
+    at, turn = row * width + head * D, row * turn_width + head * 0
+    if tl.program_id(1) * HEADS < heads:
+        q = _turned_rows(qkv_ptr, at, head >= 0, q_weight, cos_ptr, sin_ptr, turn, dims, eps, D)
+        tl.store(q_ptr + (row * heads + head)[:, None] * D + dims[None, :], q)
     else:
-        out = k_ptr + (row * kv_heads + head - heads) * D + dims
-        tl.store(out, _turned(source, k_weight, cos, sin, dims, eps, D))
+        there = head < heads + kv_heads
+        k = _turned_rows(qkv_ptr, at, there, k_weight, cos_ptr, sin_ptr, turn, dims, eps, D)
+        out = k_ptr + (row * kv_heads + head - heads)[:, None] * D + dims[None, :]
+        tl.store(out, k, mask=there[:, None])
+
+
+MANY_ROWS, HEADS_AT_ONCE = 32, 8  # from so many rows on, programs of one head would be more than a GPU has room for
 
 
 def qk_norm_rope(
@@ -106,9 +146,11 @@ def qk_norm_rope(
     rows, dim = cos.shape
     q = qkv.new_empty(rows, heads, dim)
     k = qkv.new_empty(rows, kv_heads, dim)
-    _qk_kernel[(rows, heads + kv_heads)](
-        qkv, q_weight, k_weight, cos, sin, cos.stride(0), q, k, eps, heads, kv_heads, qkv.shape[-1], D=dim
-    )
+    at_once = HEADS_AT_ONCE if rows >= MANY_ROWS and heads % HEADS_AT_ONCE == 0 else 1
+    _qk_kernel[(rows, heads // at_once + triton.cdiv(kv_heads, at_once))](
+        qkv, q_weight, k_weight, cos, sin, cos.stride(0), q, k, eps, heads, kv_heads, qkv.shape[-1],
+        D=dim, HEADS=at_once,
+    )  # fmt: skip
     return q, k
 
 
@@ -145,46 +187,31 @@ def _turn_patches_kernel(
     source = qkv_ptr + ((row * 3 + which) * heads + head) * D
     x = tl.load(source + dims, mask=inside, other=0.0)
     mirrored = tl.load(source + tl.where(dims < half, dims + half, dims - half), mask=inside, other=0.0).to(tl.float32)
-    group, patch = row // patches, row % patches
+    patch = row % patches
     cos = tl.load(cos_ptr + patch * D + dims, mask=dims < D, other=0.0)
     sin = tl.load(sin_ptr + patch * D + dims, mask=dims < D, other=0.0)
     out = x.to(tl.float32) * cos + tl.where(dims < half, -mirrored, mirrored) * sin
-    at = which * rows * heads * D + ((group * heads + head) * patches + patch) * D + dims
+    at = ((which * rows + row) * heads + head) * D + dims
     tl.store(out_ptr + at, out.to(x.dtype), mask=inside)
 
 
 def turn_patches(qkv: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
-    """qkv [G, P, 3 heads D]; cos, sin float32 [P, D] -> q and k [2, G, heads, P, D], turned as `qwen3_vl._turn` does."""
+    """qkv [G, P, 3 heads D]; cos, sin float32 [P, D] -> q and k [2, G, heads, P, D], turned as `qwen3_vl._turn` does.
+
+    In memory the heads of a patch lie together, as in qkv: attention lays its output out like q, and needs no copy after it.
+    """
     qkv = qkv.contiguous()
     groups, patches, width = qkv.shape
     dim, rows = width // (3 * heads), groups * patches
-    out = qkv.new_empty(2, groups, heads, patches, dim)
+    out = qkv.new_empty(2, groups, patches, heads, dim)
     _turn_patches_kernel[(rows, 2)](
         qkv, cos, sin, out, rows, patches, heads,
         D=dim, HEADS=triton.next_power_of_2(heads), BLOCK=triton.next_power_of_2(dim),
     )  # fmt: skip
-    return out
+    return out.transpose(2, 3)
 
 
 MOST_DENSE_KEYS = 64  # one program holds all keys of a sequence and key head
-
-
-@triton.jit
-def _turned_rows(x_ptr, at, there, weight_ptr, cos_ptr, sin_ptr, turn, dims, eps, D: tl.constexpr):
-    """`_turned` of several vectors: at [R] where they begin, turn [R] where their rotations do; zeros where not there [R]."""
-    half: tl.constexpr = D // 2
-    other = tl.where(dims < half, dims + half, dims - half)
-    real = there[:, None]
-    x = tl.load(x_ptr + at[:, None] + dims[None, :], mask=real, other=0.0)
-    wide = x.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(wide * wide, 1) / D + eps)[:, None]
-    normed = (wide * scale).to(x.dtype) * tl.load(weight_ptr + dims)[None, :]
-    mirrored = tl.load(x_ptr + at[:, None] + other[None, :], mask=real, other=0.0)
-    mirrored = (mirrored.to(tl.float32) * scale).to(x.dtype) * tl.load(weight_ptr + other)[None, :]
-    mirrored = tl.where((dims < half)[None, :], -mirrored, mirrored)
-    cos = tl.load(cos_ptr + turn[:, None] + dims[None, :], mask=real, other=0.0)
-    sin = tl.load(sin_ptr + turn[:, None] + dims[None, :], mask=real, other=0.0)
-    return (normed * cos).to(x.dtype) + (mirrored * sin).to(x.dtype)
 
 
 @triton.jit(do_not_specialize=["start"])

@@ -190,9 +190,21 @@ class VisionBlock(nn.Module):
         self.attn = VisionAttention(config)
         self.mlp = VisionMLP(config)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = x + self.attn(self.norm1(x), cos, sin)
-        return x + self.mlp(self.norm2(x))
+    def forward(self, x: Tensor, more: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """The residual stream as two summands, before and after; whoever reads it adds them up and norms them at once."""
+        x, normed = _normed_sum(self.norm1, x, more)
+        x, normed = _normed_sum(self.norm2, x, self.attn(normed, cos, sin))
+        return x, self.mlp(normed)
+
+
+def _normed_sum(norm: nn.LayerNorm, x: Tensor, more: Tensor | None) -> tuple[Tensor, Tensor]:
+    """x + more (None: just x), and that normed."""
+    if more is None:
+        return x, norm(x)
+    if fusible(x):
+        return fused().add_layer_norm(x, more, norm.weight, norm.bias, norm.eps)
+    x = x + more
+    return x, norm(x)
 
 
 class PatchMerger(nn.Module):
@@ -248,12 +260,14 @@ class VisionTower(Prepared):
     def encoded(self, patches: Tensor, position: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """`forward` with what `tables` gives for the grid. Tensors only: it may be recorded in a CUDA graph."""
         x = self.patch_embed(patches) + position
+        more: Tensor | None = None
         taps: list[Tensor] = []
         for number, block in enumerate(self.blocks):
-            x = block(x, cos, sin)
+            x, more = block(x, more, cos, sin)
             if number in self.config.deepstack_layers:
+                x, more = x + more, None
                 taps.append(self.deepstack_merger_list[len(taps)](x))
-        return torch.stack((self.merger(x), *taps))
+        return torch.stack((self.merger(x if more is None else x + more), *taps))
 
     def tables(self, grid: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
         """Learned positions [P, hidden] in the weights' dtype, rotary cos and sin float32 [P, head_dim]."""

@@ -1,4 +1,8 @@
-"""Frames to the patches that the vision tower reads: size, resize, normalise, patchify.
+"""Frames to the patches that the vision tower reads: size, resize, patchify, normalise.
+
+    size = rules.size(2, 360, 640, still=False)
+    framing = Framing(rules, (360, 640), size)
+    patches = framing.patches(frames, framing.tables(frames.device))
 
 Knows uint8 frames and pixel limits. The reference resizes in uint8, so a float resize would be visibly off (up to 0.2 of
 the normalised range); both resizes here give the same bytes as PyTorch's uint8 bicubic kernel.
@@ -19,7 +23,7 @@ from torch import Tensor
 from aura_omni.models.fields import numbers, whole
 
 MAX_ASPECT_RATIO = 200
-RESIZED_AT_ONCE = 1 << 23  # numbers, held in float64 for a while; many small frames cost no more launches than one
+RESIZED_AT_ONCE = 1 << 21  # numbers, held in float64 for a while; many small frames cost no more launches than one
 BICUBIC = 3  # the published code of the filter (PIL's numbering)
 
 
@@ -99,11 +103,10 @@ class PixelRules:
         missing = -frames.shape[0] % self.temporal_patch
         if missing:
             frames = torch.cat((frames, frames[-1:].expand(missing, -1, -1, -1)))
-        pixels = resize(frames.permute(0, 3, 1, 2), size).float()
-        mean, std = (_per_channel(values, pixels.device) for values in (self.mean, self.std))
-        return self._patchify((pixels - mean) / std)
+        framing = Framing(self, (frames.shape[1], frames.shape[2]), size)
+        return framing.patches(frames, framing.tables(frames.device))
 
-    def _patchify(self, pixels: Tensor) -> Tensor:
+    def patchify(self, pixels: Tensor) -> Tensor:
         """[n, C, h, w] -> [groups, P, C x time x patch x patch]; the merge x merge patches of one token are neighbours."""
         count, channels, height, width = pixels.shape
         patch, merge, factor = self.patch, self.merge, self.factor
@@ -123,51 +126,94 @@ class PixelRules:
         return ordered.reshape(split.shape[0], (height // patch) * (width // patch), -1)
 
 
-def resize(frames: Tensor, size: tuple[int, int]) -> Tensor:
-    """frames uint8 [n, C, h, w] -> uint8 [n, C, *size], bicubic with antialiasing; the same bytes on every device."""
-    if tuple(frames.shape[-2:]) == size:
-        return frames
-    if frames.device.type == "cpu":
-        return F.interpolate(frames, size, mode="bicubic", antialias=True, align_corners=False)
-    return resize_in_integers(frames, size)
+@dataclass(frozen=True, slots=True, eq=False)
+class PatchTables:
+    """What frames of one framing need on their device: tall, wide as `axis_filter` gives them; mean, std float32 [patch values], in
+    units of a byte.
 
-
-def resize_in_integers(frames: Tensor, size: tuple[int, int]) -> Tensor:
-    """PyTorch's uint8 bicubic resize, which exists for CPUs only, as two exact matrix products.
-
-    The CPU kernel filters the width, then the height, with weights rounded to 16-bit fixed point, and rounds to uint8 after
-    each. All sums stay far below 2**53, so float64 products are exact whatever the order and the matmul precision setting.
+    A CUDA graph remembers where they are, so it must hold on to them.
     """
-    height, width = frames.shape[-2:]
-    rows = []
-    for some in frames.split(max(1, RESIZED_AT_ONCE // frames[0].numel())):
-        values = some.double()
-        if width != size[1]:
-            weights, shift = _weights_on(width, size[1], frames.device)
-            values = _rounded(values @ weights.T, shift)
-        if height != size[0]:
-            weights, shift = _weights_on(height, size[0], frames.device)
-            values = _rounded(weights @ values, shift)
-        rows.append(values.to(torch.uint8))
-    return torch.cat(rows)
+
+    tall: Tensor | None
+    wide: Tensor | None
+    mean: Tensor
+    std: Tensor
 
 
-def _rounded(sums: Tensor, shift: int) -> Tensor:
-    return torch.floor(sums / 2**shift + 0.5).clamp(0, 255)
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """Frames of `source` (height, width) in pixels, resized to `size`, as the rules have it."""
+
+    rules: PixelRules
+    source: tuple[int, int]
+    size: tuple[int, int]
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """(height, width) in patches."""
+        return self.size[0] // self.rules.patch, self.size[1] // self.rules.patch
+
+    def tables(self, device: torch.device) -> PatchTables:
+        return _tables(self, device)
+
+    def patches(self, frames: Tensor, tables: PatchTables) -> Tensor:
+        """frames uint8 [n, *source, 3] RGB, n whole groups -> float32 [groups, P, patch values]. Fit for a CUDA graph."""
+        pixels = frames.permute(0, 3, 1, 2)
+        if self.source != self.size:
+            pixels = resize(pixels, self.size, tables)
+        return (self.rules.patchify(pixels) - tables.mean) / tables.std
 
 
 # Kept on the device: to send them each time would have the host wait for whatever is under way there.
 @lru_cache(maxsize=32)
-def _weights_on(before: int, after: int, device: torch.device) -> tuple[Tensor, int]:
-    """float64 [after, before] and the number of fraction bits."""
+def _tables(framing: Framing, device: torch.device) -> PatchTables:
+    rules = framing.rules
+    tall, wide = (
+        axis_filter(before, after, device) for before, after in zip(framing.source, framing.size, strict=True)
+    )
+    mean, std = (
+        (torch.tensor(values, dtype=torch.float32, device=device) * 255).repeat_interleave(
+            rules.temporal_patch * rules.patch**2
+        )
+        for values in (rules.mean, rules.std)
+    )
+    return PatchTables(tall, wide, mean, std)
+
+
+def resize(frames: Tensor, size: tuple[int, int], tables: PatchTables) -> Tensor:
+    """frames uint8 [n, C, h, w] -> uint8 [n, C, *size], bicubic with antialiasing; the same bytes on every device."""
+    if frames.device.type == "cpu":
+        return F.interpolate(frames, size, mode="bicubic", antialias=True, align_corners=False)
+    return resize_in_integers(frames, tables.tall, tables.wide)
+
+
+def resize_in_integers(frames: Tensor, tall: Tensor | None, wide: Tensor | None) -> Tensor:
+    """PyTorch's uint8 bicubic resize, which exists for CPUs only, as two exact matrix products; None: the axis stays as it is.
+
+    The CPU kernel filters the width, then the height, with weights rounded to 16-bit fixed point, and rounds to uint8 after
+    each. All sums stay far below 2**53, so float64 products are exact whatever the order and the matmul precision setting.
+    """
+    rows = []
+    for some in frames.split(max(1, RESIZED_AT_ONCE // frames[0].numel())):
+        values = some.double()
+        if wide is not None:
+            values = _rounded(values @ wide.T)
+        if tall is not None:
+            values = _rounded(tall @ values)
+        rows.append(values.to(torch.uint8))
+    return torch.cat(rows)
+
+
+def _rounded(sums: Tensor) -> Tensor:
+    return torch.floor(sums + 0.5).clamp(0, 255)
+
+
+def axis_filter(before: int, after: int, device: torch.device) -> Tensor | None:
+    """float64 [after, before], multiples of a power of two; None where there is nothing to do."""
+    if before == after:
+        return None
     weights, shift = _fixed_point_weights(before, after)
-    return weights.to(device).double(), shift
-
-
-@lru_cache(maxsize=32)
-def _per_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """[C, 1, 1], in units of a byte."""
-    return torch.tensor(values, dtype=torch.float32, device=device)[:, None, None] * 255
+    return weights.to(device).double() / 2**shift
 
 
 @lru_cache(maxsize=32)

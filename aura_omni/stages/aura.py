@@ -21,17 +21,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aura_omni.engine.lane import sent
+from aura_omni.engine.lane import sent, staged
 from aura_omni.engine.loader import Checkpoint
 from aura_omni.engine.sampler import Draw
 from aura_omni.engine.sequence import Batch, FinishReason, Sequence
 from aura_omni.engine.stage_model import Rows, StageModel
 from aura_omni.errors import CheckpointError
 from aura_omni.flow import Message, Sampling
-from aura_omni.models.qwen3_vl import LAYOUT, Qwen3VL, VisionTower, VLConfig
-from aura_omni.models.vision_input import PixelRules
-from aura_omni.stages.aura_prompt import AuraPrompt, Group, Profile, PromptWriter, Visual
-from aura_omni.stages.encoder_graphs import TowerGraphs
+from aura_omni.models.qwen3_vl import LAYOUT, Qwen3VL, VLConfig
+from aura_omni.models.vision_input import Framing, PixelRules
+from aura_omni.stages.aura_prompt import AuraPrompt, Profile, PromptWriter, Visual
+from aura_omni.stages.encoder_graphs import TowerGraphs, features_of
+from aura_omni.stages.prompt_memory import Group
 from aura_omni.stages.silent import AnswerReader
 from aura_omni.stages.tokenizer import TextTokenizer
 
@@ -101,7 +102,7 @@ class AuraStage(StageModel):
         self.controls = self._writer.controls
         self.decoder, self.decoder_config = network.decoder, network.config.text
         self.adds = len(network.config.vision.deepstack_layers)
-        self._tower: TowerGraphs | VisionTower = network.visual
+        self._graphs: TowerGraphs | None = None
         self._video_rules = video_rules
         weight = network.embed_tokens.weight
         self.device, self.dtype = weight.device, weight.dtype
@@ -188,6 +189,8 @@ class AuraStage(StageModel):
             on_end=ended,
             stop_ids=self.stop_ids,
             media=prompt.media,
+            # Rows that are not known may become others.
+            beginning=prompt.beginning if known is None or known >= prompt.beginning.rows else None,
             state=seen,
             open=known is not None,
         )
@@ -209,11 +212,11 @@ class AuraStage(StageModel):
     # ------------------------------------------------------------ on the engine thread
 
     def prepare_graphs(self) -> None:
-        """Those of the usual frames, in the size that the tower sees."""
+        """Those of the usual frames."""
         rules = self._video_rules
-        tall, wide = rules.size(rules.temporal_patch, *USUAL_FRAME, still=False)
-        self._tower = TowerGraphs(self.network.visual)
-        self._tower.prepare((tall // rules.patch, wide // rules.patch))
+        size = rules.size(rules.temporal_patch, *USUAL_FRAME, still=False)
+        self._graphs = TowerGraphs(self.network.visual)
+        self._graphs.prepare(Framing(rules, USUAL_FRAME, size))
 
     def rows(self, batch: Batch) -> Rows:
         needs = list(_needs(batch))
@@ -249,25 +252,26 @@ class AuraStage(StageModel):
         return int(values[0])
 
     def _encode(self, needs: list[_Need]) -> None:
-        """Encode the groups that have no features yet, those of one size together."""
-        waiting: dict[tuple[Any, ...], list[_Need]] = {}
+        """Encode the groups that have no features yet, those of one framing together."""
+        waiting: dict[Framing, list[_Need]] = {}
         for need in needs:
             if need.index not in need.seen.features:
-                visual = need.visual
-                alike = (visual.video.frames.shape[1:], visual.size, visual.rules)
-                waiting.setdefault(alike, []).append(need)
-        for (_, size, rules), alike_needs in waiting.items():
-            grid = (size[0] // rules.patch, size[1] // rules.patch)
-            at_once = max(1, ENCODED_PATCHES // (grid[0] * grid[1]))
-            for first in range(0, len(alike_needs), at_once):
-                some = alike_needs[first : first + at_once]
-                frames = np.concatenate(
-                    [need.visual.video.frames[need.visual.frame_numbers(need.group.number)] for need in some]
-                )
-                patches = rules.patches(sent(frames, self.device), size)
-                features = self._tower(patches.to(self.dtype), grid)
+                waiting.setdefault(need.visual.framing, []).append(need)
+        for framing, alike in waiting.items():
+            at_once = max(1, ENCODED_PATCHES // (framing.grid[0] * framing.grid[1]))
+            for first in range(0, len(alike), at_once):
+                some = alike[first : first + at_once]
+                features = self._features(some, framing)
                 for number, need in enumerate(some):
                     need.seen.features[need.index] = features[:, number]
+
+    def _features(self, needs: list[_Need], framing: Framing) -> Tensor:
+        """[1 + K, groups, rows, H] of groups of one framing."""
+        parts = [frames for need in needs for frames in need.visual.frames(need.group.number)]
+        frames = staged(parts, self.device).unflatten(0, (len(needs), -1))
+        if self._graphs is None:
+            return features_of(self.network.visual, frames, framing)
+        return self._graphs(frames, framing)
 
 
 def _needs(batch: Batch) -> Iterator[_Need]:

@@ -10,18 +10,21 @@ transformers 4.57, with which AURA was trained; later versions put another pair 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
 import numpy as np
 
-from aura_omni.engine.sequence import MediaSpan
+from aura_omni.engine.sequence import Beginning, MediaSpan
 from aura_omni.errors import BadMedia, BadRequest, CheckpointError, PromptTooLong
 from aura_omni.flow import SILENT_TEXT, Message, Text, Video
-from aura_omni.models.vision_input import PixelRules
+from aura_omni.models.vision_input import Framing, PixelRules
+from aura_omni.stages.prompt_memory import Group, PromptMemory, Written
 from aura_omni.stages.tokenizer import TextTokenizer
+
+ROWS_REMEMBERED = 1 << 19  # of conversations: 64 of 8,000 rows
 
 # Characters of texts whose ids are remembered: headers, time stamps and what was said before return in every round, and a
 # prompt that was written before anything was heard is written again, on the engine's thread, with the transcript in it.
@@ -112,16 +115,22 @@ class Visual:
         """(height, width) in tokens of each group."""
         return self.size[0] // self.rules.factor, self.size[1] // self.rules.factor
 
-    def frame_numbers(self, group: int) -> list[int]:
-        """Of the frames in a group; the last frame fills up a group that is not full."""
-        first = group * self.rules.temporal_patch
-        last = len(self.video.frames) - 1
-        return [min(number, last) for number in range(first, first + self.rules.temporal_patch)]
+    @property
+    def framing(self) -> Framing:
+        height, width = self.video.frames.shape[1:3]
+        return Framing(self.rules, (height, width), self.size)
+
+    def frames(self, group: int) -> list[np.ndarray]:
+        """Of a group, uint8 [n, h, w, 3] each, not copied; the last frame fills up a group that is not full."""
+        first, each = group * self.rules.temporal_patch, self.rules.temporal_patch
+        own = self.video.frames[first : first + each]
+        return [own, *[self.video.frames[-1:]] * (each - len(own))]
 
     def time_s(self, group: int) -> float:
         """The middle of a group's first and last frame, from the start of the clip."""
-        numbers = self.frame_numbers(group)
-        return (self.video.times_s[numbers[0]] + self.video.times_s[numbers[-1]]) / 2
+        first, each = group * self.rules.temporal_patch, self.rules.temporal_patch
+        times = self.video.times_s[first : first + each]
+        return (times[0] + times[-1]) / 2
 
     def key(self, group: int) -> bytes:
         """Identifies the features of a group: content and everything that shapes its pixels."""
@@ -129,35 +138,22 @@ class Visual:
         return hashlib.blake2b(self.video.key + repr(options).encode(), digest_size=16).digest()
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Rows [start, start + length) of a prompt are temporal group `number` of visuals[visual]."""
-
-    start: int
-    length: int
-    visual: int
-    number: int
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class AuraPrompt:
     """positions int32 [3, len(tokens)] are T, H, W; a later row's are its index + delta, on all three.
 
-    before_text: of each message, how many of the tokens stay as they are whatever its text is.
+    media: a span for each of the groups; before_text: of each message, how many of the tokens stay as they are whatever its
+    text is; beginning: all but the last message.
     """
 
     tokens: list[int]
     visuals: tuple[Visual, ...]
     groups: tuple[Group, ...]
+    media: tuple[MediaSpan, ...]
     positions: np.ndarray
     delta: int
     before_text: tuple[int, ...]
-
-    @property
-    def media(self) -> tuple[MediaSpan, ...]:
-        return tuple(
-            MediaSpan(group.start, group.length, self.visuals[group.visual].key(group.number)) for group in self.groups
-        )
+    beginning: Beginning
 
     @property
     def video_tokens(self) -> int:
@@ -188,6 +184,7 @@ class PromptWriter:
         self._tokenizer, self._profile = tokenizer, profile
         self._video_rules, self._image_rules = video_rules, image_rules
         self._max_model_len = max_model_len
+        self._memory = PromptMemory(ROWS_REMEMBERED)
         self._remembered = lru_cache(maxsize=TEXTS_KEPT)(lambda text: tuple(tokenizer.encode(text)))
 
     def write(self, messages: Sequence[Message], *, system_prompt: str | None = None) -> AuraPrompt:
@@ -197,24 +194,26 @@ class PromptWriter:
         without either it is the profile's.
         Raises BadMedia for frames of an impossible shape, BadRequest for pictures that are not the user's, PromptTooLong.
         """
+        path = (system_prompt, *map(_told_apart, messages))
+        written = self._memory.longest(path)
+        begun = 0 if written is None else written.messages
         self._tokenizer.refuse_endless(
-            [system_prompt or "", *(text for message in messages for text in _texts(message))],
+            ["" if begun else system_prompt or "", *(text for message in messages[begun:] for text in _texts(message))],
             limit=self._max_model_len - 1,
             way_out="Send less text, or raise max_model_len.",
         )
         draft = _Draft(self._encode)
-        self._open(draft, "system")
-        opening = [] if system_prompt is None else [system_prompt]
-        if messages and messages[0].role == "system":
-            draft.text_follows()
-            opening += _texts(messages[0])
-            self._refuse_pictures(messages[0])
-            messages = messages[1:]
-        elif not opening:
-            opening = [self._profile.system_prompt]
-        self._marked(draft, "\n".join(opening))
-        self._close(draft)
-        for message in messages:
+        if written is None:
+            begun = self._opening(draft, messages, system_prompt)
+        else:
+            draft.go_on(
+                written, [part for message in messages[:begun] for part in message.parts if isinstance(part, Video)]
+            )
+        last = max(begun, len(messages) - 1)
+        for message in messages[begun:last]:
+            self._message(draft, message)
+        before_last = draft.mark(last)
+        for message in messages[last:]:
             self._message(draft, message)
         self._open(draft, "assistant")
         for piece in self._profile.assistant_prefix:
@@ -223,7 +222,26 @@ class PromptWriter:
                 draft.text(piece)
             else:
                 draft.control(control)
-        return self._finished(draft)
+        prompt = self._finished(draft, before_last, written)
+        if last and (written is None or last > written.messages):
+            self._memory.keep(path[: last + 1], before_last.of(prompt), instead=path[: begun + 1] if written else ())
+        return prompt
+
+    def _opening(self, draft: _Draft, messages: Sequence[Message], system_prompt: str | None) -> int:
+        """The system turn; how many messages are in it."""
+        self._open(draft, "system")
+        opening = [] if system_prompt is None else [system_prompt]
+        taken = 0
+        if messages and messages[0].role == "system":
+            draft.text_follows()
+            opening += _texts(messages[0])
+            self._refuse_pictures(messages[0])
+            taken = 1
+        elif not opening:
+            opening = [self._profile.system_prompt]
+        self._marked(draft, "\n".join(opening))
+        self._close(draft)
+        return taken
 
     def _message(self, draft: _Draft, message: Message) -> None:
         self._open(draft, message.role)
@@ -293,11 +311,29 @@ class PromptWriter:
     def _encode(self, text: str) -> Iterable[int]:
         return self._remembered(text) if len(text) <= SHORT_TEXT else self._tokenizer.encode(text)
 
-    def _finished(self, draft: _Draft) -> AuraPrompt:
+    def _finished(self, draft: _Draft, before_last: _Mark, written: Written | None) -> AuraPrompt:
         draft.flush()
-        positions, delta = mrope_positions(len(draft.ids), draft.groups, [visual.cells for visual in draft.visuals])
+        first, position, done = (
+            (0, 0, 0) if written is None else (len(written.ids), written.position, len(written.groups))
+        )
+        groups = draft.groups[done:]
+        cells = [draft.visuals[group.visual].cells for group in groups]
+        positions, delta = mrope_positions(range(first, len(draft.ids)), groups, cells, position=position)
+        if written is None:
+            beginning = Beginning(before_last.rows)
+        else:
+            positions = np.concatenate((written.positions, positions), axis=1)
+            same = before_last.rows == len(written.ids)
+            beginning = written.beginning if same else written.beginning.longer(before_last.rows)
         prompt = AuraPrompt(
-            draft.ids, tuple(draft.visuals), tuple(draft.groups), positions, delta, tuple(draft.before_text)
+            draft.ids,
+            tuple(draft.visuals),
+            tuple(draft.groups),
+            tuple(draft.media),
+            positions,
+            delta,
+            tuple(draft.before_text),
+            beginning,
         )
         if len(prompt.tokens) >= self._max_model_len:
             image = sum(group.length for group in prompt.groups if prompt.visuals[group.visual].video.still)
@@ -310,6 +346,29 @@ class PromptWriter:
         return prompt
 
 
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """A place between two messages: how much of everything lies before it."""
+
+    messages: int
+    rows: int
+    visuals: int
+    groups: int
+
+    def of(self, prompt: AuraPrompt) -> Written:
+        return Written(
+            messages=self.messages,
+            ids=prompt.tokens[: self.rows],
+            shapes=tuple((visual.size, visual.rules) for visual in prompt.visuals[: self.visuals]),
+            groups=prompt.groups[: self.groups],
+            media=prompt.media[: self.groups],
+            positions=prompt.positions[:, : self.rows].copy(),
+            position=int(prompt.positions[0, self.rows]),
+            before_text=prompt.before_text[: self.messages],
+            beginning=prompt.beginning,
+        )
+
+
 class _Draft:
     """Ids written so far. Text between two control tokens is encoded as one string, as the reference does."""
 
@@ -319,7 +378,21 @@ class _Draft:
         self.ids: list[int] = []
         self.visuals: list[Visual] = []
         self.groups: list[Group] = []
+        self.media: list[MediaSpan] = []
         self.before_text: list[int] = []
+
+    def go_on(self, written: Written, pictures: Iterable[Video]) -> None:
+        """Begin with what is written already; pictures: those in it."""
+        self.ids += written.ids
+        self.visuals += [Visual(video, *shape) for video, shape in zip(pictures, written.shapes, strict=True)]
+        self.groups += written.groups
+        self.media += written.media
+        self.before_text += written.before_text
+
+    def mark(self, messages: int) -> _Mark:
+        """Here, between two of them: the next one begins with a control token, so what is pending is encoded for itself."""
+        self.flush()
+        return _Mark(messages, len(self.ids), len(self.visuals), len(self.groups))
 
     def text_follows(self) -> None:
         """Next is a message's text. What is pending will be encoded with it."""
@@ -342,37 +415,46 @@ class _Draft:
             self.visuals.append(visual)
         rows = visual.cells[0] * visual.cells[1]
         self.groups.append(Group(len(self.ids), rows, len(self.visuals) - 1, number))
+        self.media.append(MediaSpan(len(self.ids), rows, visual.key(number)))
         self.ids.extend([pad] * rows)
 
 
-def mrope_positions(length: int, groups: Sequence[Group], cells: Sequence[tuple[int, int]]) -> tuple[np.ndarray, int]:
-    """(positions int32 [3, length] of T, H, W; delta: what a later row adds to its index).
+def mrope_positions(
+    rows: range, groups: Sequence[Group], cells: Sequence[tuple[int, int]], *, position: int = 0
+) -> tuple[np.ndarray, int]:
+    """(positions int32 [3, len(rows)] of T, H, W; delta: what a later row adds to its index).
 
     Text advances all three by one. A group of h x w tokens keeps T, counts H by rows and W by columns from where it
-    starts, and what follows continues max(h, w) later. cells: (h, w) of each visual.
+    starts, and what follows continues max(h, w) later. rows: of the prompt; position: of the first of them; groups: those in
+    them; cells: (h, w) of each.
     """
-    positions = np.empty((3, length), dtype=np.int32)
-    row = position = 0
-    for group in groups:
-        text = group.start - row
-        positions[:, row : group.start] = np.arange(position, position + text)
-        position += text
-        height, width = cells[group.visual]
-        row = group.start + group.length
-        positions[0, group.start : row] = position
-        positions[1, group.start : row] = np.repeat(np.arange(position, position + height), width)
-        positions[2, group.start : row] = np.tile(np.arange(position, position + width), height)
+    positions = np.empty((3, len(rows)), dtype=np.int32)
+    row = 0
+    for group, (height, width) in zip(groups, cells, strict=True):
+        start = group.start - rows.start
+        positions[:, row:start] = np.arange(position, position + start - row)
+        position += start - row
+        row = start + group.length
+        positions[0, start:row] = position
+        positions[1, start:row] = np.repeat(np.arange(position, position + height), width)
+        positions[2, start:row] = np.tile(np.arange(position, position + width), height)
         position += max(height, width)
-    positions[:, row:] = np.arange(position, position + length - row)
-    return positions, position - row
+    positions[:, row:] = np.arange(position, position + len(rows) - row)
+    return positions, position - row - rows.start
+
+
+def _told_apart(message: Message) -> Hashable:
+    """Equal for messages that are written alike."""
+    parts: list[Hashable] = [message.role]
+    for part in message.parts:
+        if isinstance(part, Text):
+            parts.append(part.text)
+        elif isinstance(part, Video):
+            parts.append((part.key, part.still, part.frames.shape, part.times_s))
+        else:
+            raise TypeError(f"{type(part).__name__} in a prompt of AURA: what was said must have become text before")
+    return tuple(parts)
 
 
 def _texts(message: Message) -> list[str]:
-    texts = []
-    for part in message.parts:
-        if isinstance(part, Text):
-            if part.text:
-                texts.append(part.text)
-        elif not isinstance(part, Video):
-            raise TypeError(f"{type(part).__name__} in a prompt of AURA: what was said must have become text before")
-    return texts
+    return [part.text for part in message.parts if isinstance(part, Text) and part.text]

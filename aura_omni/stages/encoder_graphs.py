@@ -1,11 +1,12 @@
 """The encoders of frames and of sound as CUDA graphs, for the shapes that come again and again.
 
     tower = TowerGraphs(network.visual)
-    features = tower(patches, grid)              # as network.visual(patches, grid)
+    features = tower(frames, framing)            # as features_of(network.visual, frames, framing)
     hearing = HearingGraphs(network)
     rows = hearing.encode(clips)                 # as network.encode(clips)
 
-Groups of frames of one size are a batch, so padding is groups more. Sound is cut into windows that do not see each other: a
+Groups of frames of one framing are a batch, so padding is groups more; resizing and patches are in the graph, which spares
+twenty launches. Sound is cut into windows that do not see each other: a
 clip is filled up to whole windows, whose empty places nobody attends to, and padding is windows more. All in one lane.
 """
 
@@ -22,59 +23,78 @@ from aura_omni.engine.graphs import Graphed, GraphPool
 from aura_omni.engine.lane import sent
 from aura_omni.models.qwen3_asr import EncoderConfig, Qwen3Asr
 from aura_omni.models.qwen3_vl import VisionConfig, VisionTower
+from aura_omni.models.vision_input import RESIZED_AT_ONCE, Framing
 
 GROUPS = (1, 2, 4, 8)  # pairs of frames of one call
 MOST_PATCHES = 8_192  # of one call: beyond, launching takes less time than computing
-MOST_GRIDS = 4  # frame sizes that get graphs; each holds its inputs and outputs, 150 MB for 640x360 at true size
+MOST_GRIDS = 4  # framings that get graphs; each holds its inputs and outputs, 130 MB for 640x360 at true size
 WINDOWS = (1, 2, 4, 8)  # of 8 s
 
 
+def features_of(tower: VisionTower, frames: Tensor, framing: Framing) -> Tensor:
+    """frames uint8 [G, T, h, w, 3], groups of T frames of one framing, on the device or pinned -> features as the tower has them."""
+    weight = tower.patch_embed.proj.weight
+    frames = frames.flatten(0, 1).to(weight.device, non_blocking=True)
+    patches = framing.patches(frames, framing.tables(weight.device))
+    features: Tensor = tower(patches.to(weight.dtype), framing.grid)
+    return features
+
+
 class TowerGraphs:
-    """A `VisionTower`. A frame size gets its graphs the second time it comes: a single picture is not worth them."""
+    """`features_of` one tower. A framing gets its graphs the second time it comes: a single picture is not worth them."""
 
     @staticmethod
     def bytes(config: VisionConfig, dtype: torch.dtype) -> int:
-        """What all graphs there can be hold on to: patches that go in, features that come out, and what they compute with."""
-        patch = config.channels * config.temporal_patch * config.patch**2
+        """What all graphs there can be hold on to: frames that go in, features that come out, and what they compute with."""
+        values = config.channels * config.temporal_patch * config.patch**2  # of a patch
         features = (1 + len(config.deepstack_layers)) * config.out_hidden // config.merge**2
-        # Twice the largest call of each frame size, as each call of GROUPS is half of the next; what lies between is shared.
-        numbers = MOST_GRIDS * 2 * (patch + features) + 4 * config.intermediate
-        return MOST_PATCHES * numbers * dtype.itemsize
+        # Twice the largest call of each framing, as each call of GROUPS is half of the next; what lies between is shared.
+        held = MOST_GRIDS * 2 * (values + features * dtype.itemsize)
+        between = max(4 * config.intermediate * dtype.itemsize, values * (2 * 4 + dtype.itemsize))
+        return MOST_PATCHES * (held + between) + 4 * 8 * RESIZED_AT_ONCE
 
     def __init__(self, tower: VisionTower) -> None:
         self._tower, self._pool = tower, GraphPool()
-        self._seen: set[tuple[int, int]] = set()
-        self._graphs: dict[tuple[int, int], Graphed] = {}
+        self._seen: set[Framing] = set()
+        self._graphs: dict[Framing, Graphed] = {}
 
     @torch.inference_mode()
-    def prepare(self, grid: tuple[int, int]) -> None:
-        """Capture the graphs of a frame size now."""
-        if grid not in self._graphs and _groups_of(grid):
-            self._graphs[grid] = self._graphed(grid)
-            self._graphs[grid].prepare()
+    def prepare(self, framing: Framing) -> None:
+        """Capture the graphs of a framing now."""
+        if framing not in self._graphs and _groups_of(framing):
+            self._graphs[framing] = self._graphed(framing)
+            self._graphs[framing].prepare()
 
-    def __call__(self, patches: Tensor, grid: tuple[int, int]) -> Tensor:
-        groups = _groups_of(grid)
-        if grid in self._seen and grid not in self._graphs and groups and len(self._graphs) < MOST_GRIDS:
-            self._graphs[grid] = self._graphed(grid)
-        self._seen.add(grid)
-        if grid not in self._graphs or len(patches) > groups[-1]:
-            features: Tensor = self._tower(patches, grid)
-            return features
+    def __call__(self, frames: Tensor, framing: Framing) -> Tensor:
+        groups, graph = _groups_of(framing), self._graphs.get(framing)
+        if framing in self._seen and graph is None and groups and len(self._graphs) < MOST_GRIDS:
+            graph = self._graphs[framing] = self._graphed(framing)
+        self._seen.add(framing)
+        if graph is None or len(frames) > groups[-1]:
+            return features_of(self._tower, frames, framing)
         # A copy, because features wait for their rows to be computed and the next call overwrites the original.
-        return self._graphs[grid](patches)[:, : len(patches)].clone()
+        return graph(frames)[:, : len(frames)].clone()
 
-    def _graphed(self, grid: tuple[int, int]) -> Graphed:
-        # The tower forgets tables of sizes that have not come for long; the graphs hold on to theirs.
-        tables, weight = self._tower.tables(grid), self._tower.patch_embed.proj.weight
-        row = weight.new_zeros(1, grid[0] * grid[1], weight[0].numel())
-        return Graphed(
-            lambda patches: self._tower.encoded(patches, *tables), rows=(row,), sizes=_groups_of(grid), pool=self._pool
+    def _graphed(self, framing: Framing) -> Graphed:
+        tower, weight = self._tower, self._tower.patch_embed.proj.weight
+        # Tables of sizes that have not come for long are forgotten; the graphs hold on to theirs.
+        tables, places = framing.tables(weight.device), tower.tables(framing.grid)
+
+        def seen(frames: Tensor) -> Tensor:
+            patches = framing.patches(frames.flatten(0, 1), tables)
+            return tower.encoded(patches.to(weight.dtype), *places)
+
+        group = torch.zeros(
+            1, framing.rules.temporal_patch, *framing.source, 3, dtype=torch.uint8, device=weight.device
         )
+        return Graphed(seen, rows=(group,), sizes=_groups_of(framing), pool=self._pool)
 
 
-def _groups_of(grid: tuple[int, int]) -> tuple[int, ...]:
-    return tuple(groups for groups in GROUPS if groups * grid[0] * grid[1] <= MOST_PATCHES)
+def _groups_of(framing: Framing) -> tuple[int, ...]:
+    """How many groups a graph may take, by their patches, and by as many pixels where they are made smaller."""
+    (height, width), (tall, wide) = framing.source, framing.size
+    patches = max(height * width, tall * wide) // framing.rules.patch**2
+    return tuple(groups for groups in GROUPS if groups * patches <= MOST_PATCHES)
 
 
 class HearingGraphs:

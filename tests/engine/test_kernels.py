@@ -196,18 +196,28 @@ def test_what_is_not_finite_reaches_the_output_of_its_row_alone() -> None:
 
 @LOOPS
 @PRECISION
-@pytest.mark.parametrize("splits", [1, 2])
+@pytest.mark.parametrize(
+    ("splits", "heads", "counts"),
+    [
+        (1, 8, [130, 3, 65]),
+        (2, 8, [130, 3, 65]),
+        (4, 2, [130, 3, 65]),  # every query head has a key head of its own
+        (2, 6, [130, 3, 65]),  # three share one
+        (1, 64, [7, 3, 1]),  # so many heads share one that a block is few rows
+        (2, 8, [1, 2, 1]),
+    ],
+)
 def test_paged_prefill_equals_plain_attention(
-    dtype: torch.dtype, limit: float, splits: int, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, limit: float, splits: int, heads: int, counts: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(paged_attention, "LONG_CONTEXT", 0 if splits > 1 else 10**9)
     monkeypatch.setattr(paged_attention, "CHUNK_SPLITS", splits)
     torch.manual_seed(0)
-    lengths, counts = [150, 200, 65], [130, 3, 65]
+    lengths = [150, 200, 65]
     keys, values, table = pool(lengths, 2, 128, dtype)
-    q = torch.randn(sum(counts), 8, 128).to(DEVICE, dtype)
+    q = torch.randn(sum(counts), heads, 128).to(DEVICE, dtype)
     starts = [length - count for length, count in zip(lengths, counts, strict=True)]
-    begins = [0, 130, 133]
+    begins = [sum(counts[:row]) for row in range(len(counts))]
     out = torch.full_like(q, torch.nan)
     paged_attention.prefill(
         q,
@@ -269,6 +279,39 @@ def test_dense_attention_step_by_step_equals_plain_attention(dtype: torch.dtype,
         assert_close(found, expected, limit)
         for one, other in ((ours.keys, plain.keys), (ours.values, plain.values)):
             assert_close(one[..., : plain.length, :], other[..., : plain.length, :], limit)
+
+
+@PRECISION
+@pytest.mark.parametrize("size", [72, 1_152])
+def test_a_sum_is_normed_as_plainly(dtype: torch.dtype, limit: float, size: int) -> None:
+    torch.manual_seed(0)
+    norm = torch.nn.LayerNorm(size, eps=1e-6)
+    torch.nn.init.normal_(norm.weight)
+    torch.nn.init.normal_(norm.bias)
+    norm.to(DEVICE, dtype)
+    x, more = (torch.randn(2, 5, size).to(DEVICE, dtype) + 3 for _ in range(2))
+    total, normed = fused.add_layer_norm(x, more, norm.weight, norm.bias, norm.eps)
+    assert torch.equal(total, x + more)
+    assert_close(normed, norm(x + more), limit)
+
+
+@PRECISION
+@pytest.mark.parametrize(("rows", "heads", "kv_heads"), [(3, 4, 2), (40, 16, 8), (33, 8, 2), (32, 6, 3)])
+def test_queries_and_keys_are_normed_and_turned_as_plainly(
+    dtype: torch.dtype, limit: float, rows: int, heads: int, kv_heads: int
+) -> None:
+    torch.manual_seed(0)
+    norms = [RMSNorm(64, 1e-6).to(DEVICE, dtype) for _ in range(2)]
+    for norm in norms:
+        torch.nn.init.normal_(norm.weight)
+    qkv = torch.randn(rows, (heads + 2 * kv_heads) * 64).to(DEVICE, dtype)
+    turn = Rope(64, 10_000.0).tables(torch.arange(rows, device=DEVICE), dtype)
+    found = fused.qk_norm_rope(qkv, norms[0].weight, norms[1].weight, *turn, 1e-6, heads=heads, kv_heads=kv_heads)
+    plain = [part.unflatten(1, (-1, 64)) for part in qkv.split([heads * 64, kv_heads * 64, kv_heads * 64], dim=1)]
+    for one, other, norm in zip(found, plain, norms, strict=False):
+        with torch.enable_grad():  # so that it is computed as it is written
+            expected = rotate(norm(other), *turn)
+        assert_close(one, expected, limit)
 
 
 @PRECISION

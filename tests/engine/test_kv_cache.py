@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aura_omni.engine import kv_cache
 from aura_omni.engine.kv_cache import KVCache
-from aura_omni.engine.sequence import MediaSpan, Sequence
+from aura_omni.engine.sequence import Beginning, MediaSpan, Sequence
 from aura_omni.flow import Sampling
 
 
@@ -87,6 +88,40 @@ def test_generated_pages_are_found_by_the_next_round() -> None:
         assert cache.extend(one)
     cache.release(one)
     assert hits(cache, sequence([1, 2, 3, *range(10, 20), 77])) == 12
+
+
+def test_pages_of_a_known_beginning_are_not_hashed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[int] = []
+    original = kv_cache._page_key
+
+    def counted(parent: bytes, tokens: list[int], begin: int, media: tuple[MediaSpan, ...]) -> bytes:
+        hashed.append(begin)
+        return original(parent, tokens, begin, media)
+
+    def rounds(count: int, beginning: Beginning, *answer: int) -> Sequence:
+        one = sequence([*range(7 * count), *answer], MediaSpan(5, 4, b"seen"))
+        one.beginning = beginning
+        return one
+
+    monkeypatch.setattr(kv_cache, "_page_key", counted)
+    cache, known = KVCache(40, 4), Beginning(7)
+    # What one prompt has behind its beginning is not what another one has there.
+    answered, other = rounds(1, known, 50, 51, 52, 53, 54), rounds(1, known, 60, 61, 62, 63, 64)
+    fill(cache, answered, other)
+    assert hashed == [0, 4, 8, 4, 8]
+    further = known.longer(14)
+    nobody_asked = further.longer(21)
+    longest = nobody_asked.longer(28)
+    assert longest.like is known, "what is out of use is held"
+    hashed.clear()
+    for times in range(2):
+        fill(cache, rounds(4, longest, 70))
+        assert hashed == [4, 8, 12, 16, 20, 24], times
+    assert longest.like is None
+    plain = sequence([*range(28), 70], MediaSpan(5, 4, b"seen"))
+    assert hits(cache, plain) == 28
+    assert plain.page_keys == longest.known(4)
+    assert longest.known(8) == [], "keys of pages of another size"
 
 
 def test_uncacheable_sequences_neither_find_nor_leave_pages() -> None:

@@ -8,11 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from aura_omni.models.vision_input import PixelRules, resize, resize_in_integers
+from aura_omni.models.vision_input import Framing, PixelRules, axis_filter, resize, resize_in_integers
 from tests.aura_tiny import IMAGE_PIXELS, VIDEO_PIXELS
 
 VIDEO = PixelRules.from_json(VIDEO_PIXELS)
 IMAGE = PixelRules.from_json(IMAGE_PIXELS)
+CPU = torch.device("cpu")
 BENCHMARK = PixelRules.from_json({**VIDEO_PIXELS, "size": {"shortest_edge": 4096, "longest_edge": 602112}})
 
 
@@ -74,7 +75,7 @@ def test_an_extreme_shape_is_refused_with_its_numbers() -> None:
         VIDEO.size(2, 10, 4000, still=False)
 
 
-def test_both_resizes_give_the_bytes_of_pytorchs_uint8_kernel() -> None:
+def test_the_resize_in_integers_gives_the_bytes_of_pytorchs_uint8_kernel() -> None:
     pick, noise = random.Random(1), torch.Generator().manual_seed(1)
     for _ in range(25):
         height, width = pick.randint(1, 300), pick.randint(1, 300)
@@ -83,8 +84,8 @@ def test_both_resizes_give_the_bytes_of_pytorchs_uint8_kernel() -> None:
         if pick.random() < 0.3:
             frames = (frames > 127).byte() * 255  # overshoots at every edge
         expected = F.interpolate(frames, size, mode="bicubic", antialias=True, align_corners=False)
-        assert torch.equal(resize(frames, size), expected)
-        assert torch.equal(resize_in_integers(frames, size), expected)
+        filters = [axis_filter(*sides, CPU) for sides in zip((height, width), size, strict=True)]
+        assert torch.equal(resize_in_integers(frames, *filters), expected)
 
 
 def test_patches_of_a_token_are_neighbours_and_values_are_normalised() -> None:
@@ -104,5 +105,8 @@ def test_a_frame_left_over_is_repeated() -> None:
 
 @pytest.mark.gpu
 def test_the_device_resizes_to_the_same_bytes() -> None:
-    frames = torch.randint(0, 256, (2, 3, 360, 640), dtype=torch.uint8)
-    assert torch.equal(resize(frames.cuda(), (352, 640)).cpu(), resize(frames, (352, 640)))
+    frames = torch.randint(0, 256, (2, 360, 640, 3), dtype=torch.uint8)
+    framing, device = Framing(VIDEO, (360, 640), (352, 640)), torch.device("cuda")
+    pixels = frames.permute(0, 3, 1, 2)
+    ours = resize(pixels.to(device), framing.size, framing.tables(device))
+    assert torch.equal(ours.cpu(), resize(pixels, framing.size, framing.tables(CPU)))

@@ -99,7 +99,7 @@ def test_answers_from_padded_steps_are_the_same(aura: AuraStage, rows: int, monk
     """Prompts with frames and without, one after another and together: what one left in the padding is nothing to the next."""
     expected = [alone(aura, chat, 12) for chat in CHATS]
     recorded = without_cuda(monkeypatch)
-    monkeypatch.setattr(aura, "_tower", aura.network.visual)  # put back afterwards
+    monkeypatch.setattr(aura, "_graphs", None)  # put back afterwards
     runner = runner_of(aura, rows=rows, graphs=True)
     assert sorted(recorded).count(PREFILL_SIZES[-1]) == 1  # for prompts with deepstack features and without
     monkeypatch.delattr(PagedKV, "step")  # which steps that are no graphs begin with
@@ -182,6 +182,14 @@ def close(aura: AuraStage, runner: ArRunner, sequence: Sequence, chat: Seq[Messa
     aura.close(sequence, aura.prompt(chat), GREEDY)
     runner.close(sequence)
     settle(runner)
+
+
+def test_what_is_not_known_of_a_prompt_is_not_taken_for_known(aura: AuraStage) -> None:
+    """Rows behind those that are known may become others, and so may the pages that hold them."""
+    draft = aura.prompt(UNHEARD)
+    for known, sure in ((draft.beginning.rows - 1, False), (draft.beginning.rows, True)):
+        sequence = aura.sequence(draft, GREEDY, on_output=print, on_end=print, known=known)
+        assert (sequence.beginning is not None) == sure
 
 
 @pytest.mark.parametrize("rows", [512, 23])

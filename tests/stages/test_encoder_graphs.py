@@ -11,13 +11,24 @@ from torch import Tensor
 from aura_omni.engine import graphs
 from aura_omni.models.qwen3_asr import Qwen3Asr
 from aura_omni.models.qwen3_vl import TABLES_KEPT, VisionTower
-from aura_omni.stages.encoder_graphs import GROUPS, MOST_GRIDS, WINDOWS, HearingGraphs, TowerGraphs
+from aura_omni.models.vision_input import Framing, PixelRules
+from aura_omni.stages.encoder_graphs import GROUPS, MOST_GRIDS, WINDOWS, HearingGraphs, TowerGraphs, features_of
 from tests import asr_tiny, aura_tiny
+from tests.aura_tiny import VIDEO_PIXELS
 from tests.replayed import without_cuda
 from tests.training.lasting import Reads
 
 LIMIT = 2e-5
-GRID = (4, 6)
+VIDEO = PixelRules.from_json(VIDEO_PIXELS)
+
+
+def framing_of(height: int, width: int, *, source: tuple[int, int] | None = None) -> Framing:
+    """Of so many patches."""
+    size = (16 * height, 16 * width)
+    return Framing(VIDEO, source or (size[0] + 8, size[1]), size)
+
+
+FRAMING = framing_of(4, 6)
 
 
 @pytest.fixture(scope="module")
@@ -30,21 +41,21 @@ def hearing() -> Qwen3Asr:
     return asr_tiny.network_of(asr_tiny.reference())
 
 
-def patches(groups: int, grid: tuple[int, int] = GRID) -> Tensor:
-    return torch.randn(groups, grid[0] * grid[1], 3 * 2 * 16 * 16)
+def frames(groups: int, framing: Framing = FRAMING) -> Tensor:
+    return torch.randint(0, 256, (groups, 2, *framing.source, 3), dtype=torch.uint8)
 
 
 @torch.inference_mode()
 def test_frames_of_any_number_of_groups(tower: VisionTower, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = without_cuda(monkeypatch)
     ours = TowerGraphs(tower)
-    ours.prepare(GRID)
+    ours.prepare(FRAMING)
     assert len(recorded) == len(GROUPS)
-    given = [patches(groups) for groups in (3, 8, 1, 2, GROUPS[-1] + 3)]
-    found = [ours(some, GRID) for some in given]
+    given = [frames(groups) for groups in (3, 8, 1, 2, GROUPS[-1] + 3)]
+    found = [ours(some, FRAMING) for some in given]
     assert len(recorded) == len(GROUPS)
     for some, features in zip(given, found, strict=True):  # after the last call: none of them was overwritten
-        assert (features - tower(some, GRID)).abs().max() < LIMIT
+        assert (features - features_of(tower, some, FRAMING)).abs().max() < LIMIT
 
 
 @torch.inference_mode()
@@ -52,24 +63,26 @@ def test_a_frame_size_gets_graphs_when_it_comes_again(tower: VisionTower, monkey
     recorded = without_cuda(monkeypatch)
     ours = TowerGraphs(tower)
     for time, captured in ((0, 0), (1, 1), (2, 1)):
-        some = patches(2)
-        assert (ours(some, GRID) - tower(some, GRID)).abs().max() < LIMIT
+        some = frames(2)
+        assert (ours(some, FRAMING) - features_of(tower, some, FRAMING)).abs().max() < LIMIT
         assert len(recorded) == captured, time
     for width in range(2, 2 * MOST_GRIDS + 8, 2):
+        framing = framing_of(2, width)
         for _ in range(2):
-            some = patches(1, (2, width))
-            assert (ours(some, (2, width)) - tower(some, (2, width))).abs().max() < LIMIT
+            some = frames(1, framing)
+            assert (ours(some, framing) - features_of(tower, some, framing)).abs().max() < LIMIT
     assert len(recorded) == MOST_GRIDS
 
 
 @torch.inference_mode()
-def test_frames_too_large_for_a_graph(tower: VisionTower, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("framing", [FRAMING, framing_of(2, 2, source=(64, 96))], ids=["as seen", "as given"])
+def test_frames_too_large_for_a_graph(tower: VisionTower, framing: Framing, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = without_cuda(monkeypatch)
     monkeypatch.setattr("aura_omni.stages.encoder_graphs.MOST_PATCHES", 23)
     ours = TowerGraphs(tower)
-    ours.prepare(GRID)
+    ours.prepare(framing)
     for _ in range(3):
-        ours(patches(1), GRID)
+        ours(frames(1, framing), framing)
     assert recorded == []
 
 
@@ -85,10 +98,11 @@ def test_a_graph_keeps_the_tables_that_it_reads(tower: VisionTower, monkeypatch:
 
     monkeypatch.setattr(graphs, "recorded", watched)
     ours = TowerGraphs(tower)
-    ours.prepare(GRID)
+    ours.prepare(FRAMING)
     first = Reads.of(functions[-1])
-    for width in range(2, 2 * TABLES_KEPT + 8, 2):
-        tower(patches(1, (2, width)), (2, width))
+    for width in range(2, 2 * TABLES_KEPT + 40, 2):  # more than either kind of table is kept of
+        framing = framing_of(2, width)
+        features_of(tower, frames(1, framing), framing)
     again = Reads.of(functions[-1])
     assert first.gone == again.gone == ()
     assert first.places == again.places
@@ -134,11 +148,12 @@ def test_what_graphs_hold_is_counted(tower: VisionTower, hearing: Qwen3Asr, monk
 
     without_cuda(monkeypatch)
     monkeypatch.setattr("aura_omni.stages.encoder_graphs.MOST_PATCHES", 128)
+    monkeypatch.setattr("aura_omni.stages.encoder_graphs.RESIZED_AT_ONCE", 0)  # which no graph keeps
     seeing = TowerGraphs(tower)
     for grid in ((4, 4), (2, 8), (8, 2), (2, 4))[:MOST_GRIDS]:
-        seeing.prepare(grid)
+        seeing.prepare(framing_of(*grid, source=(16 * grid[0], 16 * grid[1])))
     most = TowerGraphs.bytes(tower.config, torch.float32)
-    assert most / 2 < sum(held(graphed) for graphed in seeing._graphs.values()) < most
+    assert most / 3 < sum(held(graphed) for graphed in seeing._graphs.values()) < most
     ours = HearingGraphs(hearing)
     ours.prepare()
     assert held(ours._graph) < HearingGraphs.bytes(hearing.audio_tower.config, torch.float32)
