@@ -71,6 +71,7 @@ def write(folder: Path) -> None:
     if not (folder / "tts_custom_voice" / "speech_tokenizer" / "model.safetensors").is_file():
         device = torch.device("cuda")
         write_family(folder, sizes=TRUE, dtype=torch.bfloat16, device=device, kinds=("custom_voice",))
+        torch.cuda.empty_cache()  # another process may be about to load them
 
 
 def load_pipeline(folder: Path, *, eager: bool) -> Pipeline:
@@ -78,16 +79,26 @@ def load_pipeline(folder: Path, *, eager: bool) -> Pipeline:
 
 
 def true_config(folder: Path, *, eager: bool) -> Config:
-    """`aura_omni.yaml` with the checkpoints of the folder, AURA's context shortened to 32,768 and seats for the load that is measured."""
-    models = {"0": "asr", "1": "aura", "2": "tts_custom_voice", "3": "tts_custom_voice"}
-    overrides: dict[str, dict[str, Any]] = {stage: {"model": str(folder / name)} for stage, name in models.items()}
-    overrides["1"]["max_model_len"] = 32768
-    for stage, seats in {"0": 32, "1": 32, "2": 64, "3": 64}.items():
-        overrides[stage]["max_num_seqs"] = seats
     options = Options(
-        deploy_config="aura_omni.yaml", stage_overrides=json.dumps(overrides), enforce_eager=eager or None
+        deploy_config="aura_omni.yaml", stage_overrides=json.dumps(true_stages(folder)), enforce_eager=eager or None
     )
     return load(options, environ={}, platform="cuda")
+
+
+def true_stages(folder: Path) -> dict[str, dict[str, Any]]:
+    """What is laid over the stages of `aura_omni.yaml`: the checkpoints of the folder, AURA's context shortened to 32,768 and seats
+    for the loads that are measured."""
+    stages = stages_of(folder)
+    stages["1"]["max_model_len"] = 32768
+    for stage, seats in {"0": 128, "1": 32, "2": 64, "3": 64}.items():
+        stages[stage]["max_num_seqs"] = seats
+    return stages
+
+
+def stages_of(folder: Path) -> dict[str, dict[str, Any]]:
+    """The checkpoints of a family that `write_family` wrote, as overrides of the stages."""
+    names = {"0": "asr", "1": "aura", "2": "tts_custom_voice", "3": "tts_custom_voice"}
+    return {stage: {"model": str(folder / name)} for stage, name in names.items()}
 
 
 class Report:

@@ -173,8 +173,8 @@ def _together(shares: list[_Share], between: Callable[[], None]) -> Measured:
     except EOFError:
         raise Unavailable("a process of the client has ended before its time; what it says is above") from None
     finally:
-        for ours, process in started:
-            ours.close()  # whoever still waits for our word ends
+        for _, process in started:
+            process.terminate()  # it has said what it had to say, or we do not wait for it
             process.join()
     return Measured(
         [answer for part in found for answer in part.answers],
