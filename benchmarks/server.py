@@ -4,8 +4,7 @@
     python benchmarks/server.py --tiny --out results                    # in a minute on two cores
 
 Random weights know no end, so the server's defaults say how long everything is, whoever asks and by whatever endpoint: ASR
-writes 24 tokens, AURA 48, the Talker 124 frames (9.92 s). The words are " circle" over and over: whole words, as the Talker waits
-for the end of each. Each load is one `aura-omni bench`, whose command is in its JSON; `summary.json` has how long the start
+writes 24 tokens, AURA 48, the Talker 124 frames (9.92 s; `lengths.py`). Each load is one `aura-omni bench`, whose command is in its JSON; `summary.json` has how long the start
 took and which loads failed, `serve.log` what the server said. docs/benchmarks.md explains the figures.
 """
 
@@ -28,13 +27,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
-from tokenizers import Tokenizer
-from true_size import ASR_TOKENS, AURA_TOKENS, FRAMES, stages_of, true_stages, write
+from lengths import FRAMES, forced, silence
+from true_size import stages_of, true_stages, write
 
-from aura_omni.flow import SILENT_TEXT
 from aura_omni.nano.random_family import write_family
 
-WORD = " circle"  # one token in the published vocabularies and in those of random families
 SENTENCE = "A red ball is on the table, and two blue cups are beside it on the left."
 LOADS = ("first", "turn", "silent", "speech", "open", "transcript")
 
@@ -65,8 +62,8 @@ def main() -> int:
 
 
 def measure(arguments: argparse.Namespace, folder: Path, deploy: str, stages: dict[str, dict[str, Any]]) -> int:
-    for stage, sampling in forced(folder).items():
-        stages[stage]["default_sampling_params"] = sampling
+    for stage, sampling in zip(stages.values(), forced(folder).values(), strict=False):  # Code2Wav draws nothing
+        stage["default_sampling_params"] = sampling
     flags = ["--deploy-config", deploy, "--stage-overrides", json.dumps(stages), "--served-model-name", "aura"]
     with Server(flags, log=arguments.out / "serve.log") as server:
         ready_s = server.wait(arguments.limit_s)
@@ -87,26 +84,6 @@ def measure(arguments: argparse.Namespace, folder: Path, deploy: str, stages: di
 # ---------------------------------------------------------------- what is asked
 
 
-def forced(folder: Path) -> dict[str, dict[str, Any]]:
-    """Sampling of the stages that write, by number: so many tokens of one word, so many frames of whatever is drawn."""
-
-    def words(home: str, count: int) -> dict[str, Any]:
-        return {**exactly(count), "logit_bias": {str(token(folder / home, WORD)): 100}}
-
-    def exactly(count: int) -> dict[str, Any]:
-        return {"min_tokens": count, "max_tokens": count}
-
-    return {"0": words("asr", ASR_TOKENS), "1": words("aura", AURA_TOKENS), "2": exactly(FRAMES)}
-
-
-def token(folder: Path, text: str) -> int:
-    """Of a text that is one token of the checkpoint's."""
-    ids: list[int] = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
-    if len(ids) != 1:
-        raise SystemExit(f"{text!r} is {len(ids)} tokens of {folder}; this needs a checkpoint where it is one")
-    return ids[0]
-
-
 def loads(folder: Path, *, tiny: bool, each: int) -> dict[str, list[str]]:
     """Arguments of `aura-omni bench` by name of the load."""
 
@@ -114,14 +91,19 @@ def loads(folder: Path, *, tiny: bool, each: int) -> dict[str, list[str]]:
         few = clients if not tiny else [number for number in clients if number <= 4]
         return ["--clients", *map(str, few), "--each", str(each)]
 
-    silence = {"logit_bias": {str(token(folder / "aura", SILENT_TEXT)): 100}, "min_tokens": 0}
     half = {"max_new_tokens": FRAMES // 2}
     rate, count = ("1", "10") if tiny else ("20", "200")
     return {
         # The first request that a server ever gets: as fast as the others?
         "first": ["turn", "--clients", "1", "--each", "1", "--warm-up", "0"],
         "turn": ["turn", *closed(1, 4, 8)],
-        "silent": ["turn", "--text-only", *closed(1), "--body", json.dumps({"sampling_params_list": [{}, silence]})],
+        "silent": [
+            "turn",
+            "--text-only",
+            *closed(1),
+            "--body",
+            json.dumps({"sampling_params_list": [{}, silence(folder)]}),
+        ],
         "speech": ["speech", "--text", SENTENCE, *closed(1, 4, 8, 16, 64)],
         "open": ["speech", "--text", SENTENCE, "--rate", rate, "--requests", count, "--body", json.dumps(half)],
         "transcript": ["transcript", *closed(1, 4, 128)],

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from lengths import AURA_TOKENS, FRAMES, forced, silence
 
 from aura_omni.config import Config, Options, load
 from aura_omni.flow import Audio, AudioChunk, Ended, Event, Message, TextDelta, Transcript, TurnRequest, Video
@@ -26,8 +27,6 @@ from aura_omni.media.noise import swelling_noise
 from aura_omni.nano.published import TRUE
 from aura_omni.nano.random_family import write_family
 from aura_omni.pipeline import Pipeline
-
-ASR_TOKENS, AURA_TOKENS, FRAMES = 24, 48, 124
 
 
 def main() -> None:
@@ -51,7 +50,7 @@ def main() -> None:
     report.add("memory_after_load_gib", memory())
 
     try:
-        bench = Bench(pipeline)
+        bench = Bench(pipeline, arguments.folder)
         bench.turns(clients=1, each=1)
         report.add("memory_after_first_turn_gib", memory())
         for clients in arguments.clients:
@@ -112,16 +111,11 @@ class Report:
 
 
 class Bench:
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: Pipeline, folder: Path) -> None:
         self._pipeline = pipeline
         self._random = np.random.default_rng(0)
-        assert pipeline.parts.aura is not None
-        assert pipeline.parts.asr is not None
-        self._word = {
-            "asr": pipeline.parts.asr.tokenizer.id("assistant"),
-            "aura": pipeline.parts.aura.tokenizer.id("assistant"),
-        }
-        self._silent = pipeline.parts.aura.controls.silent
+        self._spoken = forced(folder)
+        self._silent = {**self._spoken, "aura": silence(folder)}
 
     def turns(self, *, clients: int, each: int, silent: bool = False) -> list[dict[str, float]]:
         """Closed loop: every client starts its next turn when the last has ended."""
@@ -154,12 +148,7 @@ class Bench:
             Audio(sound, 16_000, self._random.bytes(16)),
             Video(frames, (0.0, 0.5), 2.0, self._random.bytes(16)),
         )
-        asr = {"max_tokens": ASR_TOKENS, "min_tokens": ASR_TOKENS, "logit_bias": {self._word["asr"]: 100.0}}
-        aura = {"max_tokens": AURA_TOKENS, "min_tokens": AURA_TOKENS, "logit_bias": {self._word["aura"]: 100.0}}
-        if silent:
-            aura = {"logit_bias": {self._silent: 100.0}}
-        talker = {"max_tokens": FRAMES, "min_tokens": FRAMES}
-        return TurnRequest((Message("user", parts),), sampling={"asr": asr, "aura": aura, "talker": talker})
+        return TurnRequest((Message("user", parts),), sampling=self._silent if silent else self._spoken)
 
     def _turn(self, request: TurnRequest) -> dict[str, float]:
         times: dict[str, float] = {}
