@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import threading
 import time
@@ -204,8 +205,9 @@ def memory() -> dict[str, float]:
 
 
 def machine() -> dict[str, str]:
+    here = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{os.cpu_count()} CPU cores"
     return {
-        "device": torch.cuda.get_device_name(),
+        "device": here,
         "torch": torch.__version__,
         "cuda": str(torch.version.cuda),
         "date": time.strftime("%Y-%m-%d"),
