@@ -23,6 +23,7 @@ from aura_omni import __version__
 from aura_omni.bench.arrivals import Closed, Load, Open
 from aura_omni.bench.client import Client
 from aura_omni.bench.report import draw, figures
+from aura_omni.bench.stages import Counts, counts, during
 from aura_omni.bench.work import Speeches, Transcripts, Turns, Work
 from aura_omni.errors import ConfigError, Unavailable, shown
 
@@ -49,8 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         "runs": [],
     }
     for number, load in enumerate(loads):
-        measured = client.run(work, load, number=number)
-        found = {"load": load.label, **figures(measured)}
+        found = _measured(client, work, load, number)
         _add(report, arguments.out, found)
         if found["client_busy"] > BUSY:
             print(
@@ -61,6 +61,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.picture:
         draw(report["runs"], arguments.picture)
     return 1 if any(found["errors"] for found in report["runs"]) else 0
+
+
+def _measured(client: Client, work: Work, load: Load, number: int) -> dict[str, Any]:
+    before: list[Counts] = []
+    measured = client.run(work, load, number=number, between=lambda: before.append(counts(client)))
+    stages = during(before[0], counts(client), measured.wall_s)
+    return {"load": load.label, **figures(measured), **({"stages": stages} if stages else {})}
 
 
 def _loads(arguments: argparse.Namespace) -> list[Load]:

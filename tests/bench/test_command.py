@@ -25,6 +25,8 @@ def test_turns_are_measured_from_first_text_to_last_sound(server, tmp_path, caps
         assert run["errors"] == 0
         assert run["first_text_s"]["median"] <= run["text_complete_s"]["median"] <= run["complete_s"]["max"]
         assert run["first_audio_s"]["median"] <= run["gap_free_s"]["median"] <= run["complete_s"]["max"]
+        assert set(run["stages"]) == {"asr", "aura", "talker", "code2wav"}
+        assert all(0 < stage["under_way"] < 1 for stage in run["stages"].values())
     assert picture.read_text().startswith("<?xml")
 
 

@@ -11,6 +11,7 @@ from aura_omni.bench.client import Client, Measured
 from aura_omni.bench.drive import Answer
 from aura_omni.bench.playback import listen
 from aura_omni.bench.report import draw, figures, spread
+from aura_omni.bench.stages import during, parsed
 from aura_omni.bench.work import Transcripts, Turns, noise
 from aura_omni.errors import ConfigError
 from aura_omni.media.audio import decode_audio
@@ -152,3 +153,34 @@ def test_what_stands_for_speech_is_listened_to(length_s):
     sound = decode_audio(noise(np.random.default_rng(0), length_s), max_s=60)
     assert sound.duration_s == pytest.approx(length_s)
     assert may_be_speech(sound.samples, sound.rate)
+
+
+METRICS = """\
+# TYPE aura_omni:engine_steps counter
+aura_omni:engine_steps_total{stage="talker"} 100.0
+aura_omni:engine_steps_total{stage="aura"} 7.0
+# TYPE aura_omni:engine_step_rows counter
+aura_omni:engine_step_rows_total{stage="talker"} 400.0
+# TYPE aura_omni:engine_step_seconds counter
+aura_omni:engine_step_seconds_total{stage="talker"} 3.0
+# TYPE aura_omni:prompt_tokens counter
+aura_omni:prompt_tokens_total{stage="talker"} 60.0
+# TYPE aura_omni:prefix_cache_hits counter
+aura_omni:prefix_cache_hits_total{stage="talker"} 15.0
+# TYPE aura_omni:ready gauge
+aura_omni:ready 1.0
+"""
+
+
+def test_a_stage_has_done_what_its_counters_gained():
+    before = parsed(METRICS.replace("100.0", "60.0").replace("400.0", "240.0").replace(" 3.0", " 1.0"))
+    # AURA made no step, and is not in it.
+    assert during(before, parsed(METRICS), 4.0) == {
+        "talker": {"steps_per_s": 10.0, "rows_a_step": 4.0, "under_way": 0.5, "from_cache": 0.0}
+    }
+    assert during({}, parsed(METRICS), 4.0)["talker"]["from_cache"] == 0.25
+
+
+@pytest.mark.parametrize("other", ["", "<html>not found</html>", "vllm:num_requests_running{x='y'} 1.0", '{"a": [1]}'])
+def test_a_server_without_such_counters_has_no_such_figures(other):
+    assert during(parsed(other), parsed(other), 1.0) == {}
