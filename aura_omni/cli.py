@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
         parser.error(_unknown(unknown, SERVE_FLAGS if arguments.command == "serve" else ["--help"]))
-    level = logging.WARNING if arguments.command in OFFLINE else logging.INFO
+    level = logging.WARNING if arguments.command in (*OFFLINE, "bench") else logging.INFO
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s")
     try:
         if arguments.command == "serve":

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import threading
 import time
@@ -19,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from lengths import AURA_TOKENS, FRAMES, forced, silence
 
 from aura_omni.config import Config, Options, load
 from aura_omni.flow import Audio, AudioChunk, Ended, Event, Message, TextDelta, Transcript, TurnRequest, Video
@@ -26,8 +28,6 @@ from aura_omni.media.noise import swelling_noise
 from aura_omni.nano.published import TRUE
 from aura_omni.nano.random_family import write_family
 from aura_omni.pipeline import Pipeline
-
-ASR_TOKENS, AURA_TOKENS, FRAMES = 24, 48, 124
 
 
 def main() -> None:
@@ -51,7 +51,7 @@ def main() -> None:
     report.add("memory_after_load_gib", memory())
 
     try:
-        bench = Bench(pipeline)
+        bench = Bench(pipeline, arguments.folder)
         bench.turns(clients=1, each=1)
         report.add("memory_after_first_turn_gib", memory())
         for clients in arguments.clients:
@@ -71,6 +71,7 @@ def write(folder: Path) -> None:
     if not (folder / "tts_custom_voice" / "speech_tokenizer" / "model.safetensors").is_file():
         device = torch.device("cuda")
         write_family(folder, sizes=TRUE, dtype=torch.bfloat16, device=device, kinds=("custom_voice",))
+        torch.cuda.empty_cache()  # another process may be about to load them
 
 
 def load_pipeline(folder: Path, *, eager: bool) -> Pipeline:
@@ -78,16 +79,26 @@ def load_pipeline(folder: Path, *, eager: bool) -> Pipeline:
 
 
 def true_config(folder: Path, *, eager: bool) -> Config:
-    """`aura_omni.yaml` with the checkpoints of the folder, AURA's context shortened to 32,768 and seats for the load that is measured."""
-    models = {"0": "asr", "1": "aura", "2": "tts_custom_voice", "3": "tts_custom_voice"}
-    overrides: dict[str, dict[str, Any]] = {stage: {"model": str(folder / name)} for stage, name in models.items()}
-    overrides["1"]["max_model_len"] = 32768
-    for stage, seats in {"0": 32, "1": 32, "2": 64, "3": 64}.items():
-        overrides[stage]["max_num_seqs"] = seats
     options = Options(
-        deploy_config="aura_omni.yaml", stage_overrides=json.dumps(overrides), enforce_eager=eager or None
+        deploy_config="aura_omni.yaml", stage_overrides=json.dumps(true_stages(folder)), enforce_eager=eager or None
     )
     return load(options, environ={}, platform="cuda")
+
+
+def true_stages(folder: Path) -> dict[str, dict[str, Any]]:
+    """What is laid over the stages of `aura_omni.yaml`: the checkpoints of the folder, AURA's context shortened to 32,768 and seats
+    for the loads that are measured."""
+    stages = stages_of(folder)
+    stages["1"]["max_model_len"] = 32768
+    for stage, seats in {"0": 128, "1": 32, "2": 64, "3": 64}.items():
+        stages[stage]["max_num_seqs"] = seats
+    return stages
+
+
+def stages_of(folder: Path) -> dict[str, dict[str, Any]]:
+    """The checkpoints of a family that `write_family` wrote, as overrides of the stages."""
+    names = {"0": "asr", "1": "aura", "2": "tts_custom_voice", "3": "tts_custom_voice"}
+    return {stage: {"model": str(folder / name)} for stage, name in names.items()}
 
 
 class Report:
@@ -101,16 +112,11 @@ class Report:
 
 
 class Bench:
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: Pipeline, folder: Path) -> None:
         self._pipeline = pipeline
         self._random = np.random.default_rng(0)
-        assert pipeline.parts.aura is not None
-        assert pipeline.parts.asr is not None
-        self._word = {
-            "asr": pipeline.parts.asr.tokenizer.id("assistant"),
-            "aura": pipeline.parts.aura.tokenizer.id("assistant"),
-        }
-        self._silent = pipeline.parts.aura.controls.silent
+        self._spoken = forced(folder)
+        self._silent = {**self._spoken, "aura": silence(folder)}
 
     def turns(self, *, clients: int, each: int, silent: bool = False) -> list[dict[str, float]]:
         """Closed loop: every client starts its next turn when the last has ended."""
@@ -143,12 +149,7 @@ class Bench:
             Audio(sound, 16_000, self._random.bytes(16)),
             Video(frames, (0.0, 0.5), 2.0, self._random.bytes(16)),
         )
-        asr = {"max_tokens": ASR_TOKENS, "min_tokens": ASR_TOKENS, "logit_bias": {self._word["asr"]: 100.0}}
-        aura = {"max_tokens": AURA_TOKENS, "min_tokens": AURA_TOKENS, "logit_bias": {self._word["aura"]: 100.0}}
-        if silent:
-            aura = {"logit_bias": {self._silent: 100.0}}
-        talker = {"max_tokens": FRAMES, "min_tokens": FRAMES}
-        return TurnRequest((Message("user", parts),), sampling={"asr": asr, "aura": aura, "talker": talker})
+        return TurnRequest((Message("user", parts),), sampling=self._silent if silent else self._spoken)
 
     def _turn(self, request: TurnRequest) -> dict[str, float]:
         times: dict[str, float] = {}
@@ -204,8 +205,9 @@ def memory() -> dict[str, float]:
 
 
 def machine() -> dict[str, str]:
+    here = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{os.cpu_count()} CPU cores"
     return {
-        "device": torch.cuda.get_device_name(),
+        "device": here,
         "torch": torch.__version__,
         "cuda": str(torch.version.cuda),
         "date": time.strftime("%Y-%m-%d"),

@@ -49,7 +49,7 @@ BELOW = {
     "offline": {"offline_flags", "pipeline", "assembly", "stages", "heard", "transcription", "transcript_file"}
     | LEAVES,
     "doctor": LEAVES,
-    "bench": {"errors", "media"},  # a client: it must not know the server
+    "bench": {"errors", "flow", "media"},  # a client: it must not know the server
 }
 TOP = {"cli", "__main__", "__init__"}  # may import everything of ours
 

@@ -8,9 +8,10 @@ aura-omni bench turn --url http://other-server:8000 --model its-name       # any
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import platform
+import secrets
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -19,69 +20,68 @@ from typing import Any
 import httpx
 
 from aura_omni import __version__
-from aura_omni.bench.arrivals import closed, open_loop
-from aura_omni.bench.drive import Answer, ask
+from aura_omni.bench.arrivals import Closed, Load, Open
+from aura_omni.bench.client import Client
 from aura_omni.bench.report import draw, figures
-from aura_omni.bench.work import Speeches, Transcripts, Turns
+from aura_omni.bench.stages import Counts, counts, during
+from aura_omni.bench.work import Speeches, Transcripts, Turns, Work
 from aura_omni.errors import ConfigError, Unavailable, shown
 
-Work = Turns | Speeches | Transcripts
+BUSY = 0.8  # share of a core from which on a client's own work may be what is measured
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit status 1 when a request failed. Raises Unavailable without a server, ConfigError for arguments that cannot be meant."""
-    return asyncio.run(_run(arguments))
-
-
-async def _run(arguments: argparse.Namespace) -> int:
-    if arguments.clients and arguments.rate:
-        raise ConfigError("--clients is a closed loop and --rate an open one; give one of them")
-    if not arguments.url.startswith(("http://", "https://")):
-        raise ConfigError(f"--url is {shown(arguments.url)}; give http://{arguments.url.rpartition('://')[2][:60]}")
-    headers = {"authorization": f"Bearer {arguments.api_key}"} if arguments.api_key else {}
-    async with httpx.AsyncClient(
-        base_url=arguments.url, headers=headers, timeout=arguments.timeout_s, limits=httpx.Limits(max_connections=None)
-    ) as client:
-        work = _work(arguments, arguments.model or await _first_model(client))
-        report: dict[str, Any] = {
-            "command": "aura-omni " + " ".join(sys.argv[1:]),
-            "date": time.strftime("%Y-%m-%d"),
-            "client": f"aura-omni {__version__}, {platform.machine()} {platform.system()}",
-            "runs": [],
-        }
-        for clients in [] if arguments.rate else arguments.clients or [1]:
-            bench = Bench(client, work)
-            if arguments.warm_up:
-                await closed(bench.ask, clients=clients, each=arguments.warm_up)
-            answers, wall_s = await bench.timed(closed(bench.ask, clients=clients, each=arguments.each))
-            _add(report, arguments.out, {"load": f"{clients} clients", **figures(answers, wall_s)})
-        for rate in arguments.rate or []:
-            bench = Bench(client, work)
-            if arguments.warm_up:
-                await closed(bench.ask, clients=max(1, round(rate)), each=arguments.warm_up)
-            answers, wall_s = await bench.timed(open_loop(bench.ask, rate=rate, count=arguments.requests))
-            _add(report, arguments.out, {"load": f"{rate:g}/s", **figures(answers, wall_s)})
+    loads = _loads(arguments)
+    client = Client(
+        url=_url(arguments.url),
+        api_key=arguments.api_key,
+        timeout_s=arguments.timeout_s,
+        processes=arguments.processes,
+        warm_up=arguments.warm_up,
+    )
+    seed = secrets.randbits(31) if arguments.seed is None else arguments.seed
+    work = _work(arguments, arguments.model or _first_model(client), seed)
+    report: dict[str, Any] = {
+        "command": shlex.join(["aura-omni", *sys.argv[1:]]),
+        "date": time.strftime("%Y-%m-%d"),
+        "client": f"aura-omni {__version__}, {platform.machine()} {platform.system()}",
+        "seed": seed,
+        "runs": [],
+    }
+    for number, load in enumerate(loads):
+        found = _measured(client, work, load, number)
+        _add(report, arguments.out, found)
+        if found["client_busy"] > BUSY:
+            print(
+                f"{load.label}: the busiest process of the client computed {found['client_busy']:.0%} of the time, so its own "
+                f"work may be in these figures; raise --processes from {arguments.processes}",
+                file=sys.stderr,
+            )
     if arguments.picture:
         draw(report["runs"], arguments.picture)
     return 1 if any(found["errors"] for found in report["runs"]) else 0
 
 
-class Bench:
-    """Numbers requests, so that each has media of its own, also between warm-up and measurement."""
+def _measured(client: Client, work: Work, load: Load, number: int) -> dict[str, Any]:
+    before: list[Counts] = []
+    measured = client.run(work, load, number=number, between=lambda: before.append(counts(client)))
+    stages = during(before[0], counts(client), measured.wall_s)
+    return {"load": load.label, **figures(measured), **({"stages": stages} if stages else {})}
 
-    def __init__(self, client: httpx.AsyncClient, work: Work) -> None:
-        self._client, self._work, self._asked = client, work, 0
 
-    async def ask(self, _: int) -> Answer:
-        self._asked += 1
-        # Media are made before the clock starts, and off the loop, where they would delay the others' clocks.
-        request = await asyncio.to_thread(self._work.request, self._asked)
-        return await ask(self._client, request)
+def _loads(arguments: argparse.Namespace) -> list[Load]:
+    if arguments.clients and arguments.rate:
+        raise ConfigError("--clients is a closed loop and --rate an open one; give one of them")
+    if arguments.rate:
+        return [Open(rate, arguments.requests) for rate in arguments.rate]
+    return [Closed(clients, arguments.each) for clients in arguments.clients or [1]]
 
-    async def timed(self, load: Any) -> tuple[list[Answer], float]:
-        begin = time.monotonic()
-        answers = await load
-        return answers, time.monotonic() - begin
+
+def _url(given: str) -> str:
+    if not given.startswith(("http://", "https://")):
+        raise ConfigError(f"--url is {shown(given)}; give http://{given.rpartition('://')[2][:60]}")
+    return given
 
 
 def _add(report: dict[str, Any], path: Path | None, found: dict[str, Any]) -> None:
@@ -91,16 +91,16 @@ def _add(report: dict[str, Any], path: Path | None, found: dict[str, Any]) -> No
         path.write_text(json.dumps(report, indent=1) + "\n")
 
 
-async def _first_model(client: httpx.AsyncClient) -> str:
+def _first_model(client: Client) -> str:
     try:
-        response = await client.get("/v1/models")
+        response = client.get("/v1/models")
         response.raise_for_status()
         return str(response.json()["data"][0]["id"])
     except (httpx.HTTPError, LookupError, ValueError) as error:
-        raise Unavailable(f"no models at {client.base_url}: {error}. Start the server, or give --url") from error
+        raise Unavailable(f"no models at {client.url}: {error}. Start the server, or give --url") from error
 
 
-def _work(arguments: argparse.Namespace, model: str) -> Work:
+def _work(arguments: argparse.Namespace, model: str, seed: int) -> Work:
     try:
         more = json.loads(arguments.body)
     except ValueError as error:
@@ -109,9 +109,15 @@ def _work(arguments: argparse.Namespace, model: str) -> Work:
         raise ConfigError(f"--body is {arguments.body[:60]!r}; it must be a JSON object")
     match arguments.work:
         case "turn":
-            spoken = not arguments.text_only
-            return Turns(model, audio_s=arguments.audio_s, frames=arguments.frames, spoken=spoken, more=more)
+            return Turns(
+                model=model,
+                seed=seed,
+                audio_s=arguments.audio_s,
+                frames=arguments.frames,
+                spoken=not arguments.text_only,
+                more=more,
+            )
         case "speech":
-            return Speeches(model, arguments.text, more=more)
+            return Speeches(model=model, text=arguments.text, more=more)
         case _:
-            return Transcripts(model, audio_s=arguments.audio_s, more=more)
+            return Transcripts(model=model, seed=seed, audio_s=arguments.audio_s, more=more)

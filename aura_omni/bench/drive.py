@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import time
 from collections.abc import Iterator
@@ -12,8 +11,8 @@ from typing import Any
 import httpx
 
 from aura_omni.bench.work import Request
+from aura_omni.flow import VOICE_RATE
 
-VOICE_RATE = 24_000  # Hz, of 16-bit samples
 WAV_HEADER = 44  # bytes
 
 
@@ -22,6 +21,7 @@ class Answer:
     """Times in seconds since the request was sent; sound: (time, seconds of sound) of each piece."""
 
     started: float  # time.monotonic()
+    heard_s: float = 0.0  # sound that the request brought
     error: str | None = None
     first_text_s: float | None = None
     last_text_s: float | None = None
@@ -32,7 +32,7 @@ class Answer:
 
 async def ask(client: httpx.AsyncClient, request: Request) -> Answer:
     """A refusal or a broken stream is an answer with an error."""
-    answer = Answer(time.monotonic())
+    answer = Answer(time.monotonic(), request.heard_s)
     try:
         await _read(client, request, answer)
     except (httpx.HTTPError, ValueError) as error:
@@ -42,14 +42,12 @@ async def ask(client: httpx.AsyncClient, request: Request) -> Answer:
 
 
 async def _read(client: httpx.AsyncClient, request: Request, answer: Answer) -> None:
-    sent: dict[str, Any] = {"data": dict(request.body), "files": dict(request.files)}
-    if not request.files:
-        sent = {"json": request.body}
-    async with client.stream("POST", request.path, **sent) as response:
+    headers = {"content-type": request.content_type}
+    async with client.stream("POST", request.path, content=request.body, headers=headers) as response:
         if response.status_code != httpx.codes.OK:
             text = (await response.aread()).decode(errors="replace")
             raise ValueError(f"status {response.status_code}: {text[:300]}")
-        if request.sound == "bytes":
+        if request.sound == "body":
             async for data in response.aiter_raw():
                 answer.sound.append((time.monotonic() - answer.started, len(data) / 2 / VOICE_RATE))
         elif request.sound == "events":
@@ -73,7 +71,7 @@ def _note(event: dict[str, Any], answer: Answer) -> None:
         answer.silent |= bool(choice.get("silent"))
         delta = choice.get("delta") or {}
         for data in _sound(delta, event.get("modality")):
-            size = len(base64.b64decode(data)) - (0 if answer.sound else WAV_HEADER)
+            size = _decoded_size(data) - (0 if answer.sound else WAV_HEADER)
             answer.sound.append((now, size / 2 / VOICE_RATE))
         if event.get("modality") != "audio" and delta.get("content"):
             answer.first_text_s = now if answer.first_text_s is None else answer.first_text_s
@@ -86,3 +84,8 @@ def _sound(delta: dict[str, Any], modality: str | None) -> Iterator[str]:
         yield delta["content"]
     if isinstance(delta.get("audio"), dict) and delta["audio"].get("data"):
         yield delta["audio"]["data"]
+
+
+def _decoded_size(base64: str) -> int:
+    """Bytes; decoding them would keep the client from its other answers."""
+    return len(base64) // 4 * 3 - base64[-2:].count("=")

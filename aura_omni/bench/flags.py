@@ -38,7 +38,19 @@ def add_flags(parser: argparse.ArgumentParser, *, default_url: str) -> None:
         "--body",
         default="{}",
         metavar="JSON",
-        help="fields laid over every request, as sampling_params_list to force lengths",
+        help="fields laid over every request, as max_tokens or sampling_params_list",
+    )
+    add(
+        "--seed",
+        type=int,
+        help="of all media and arrival times (default: a new one, so that no cache of the server knows them)",
+    )
+    add(
+        "--processes",
+        type=int,
+        default=1,
+        metavar="N",
+        help="of the client, for loads that one cannot make (default: %(default)s)",
     )
     add("--timeout-s", type=float, default=300.0, help="of one request (default: %(default)s)")
     add("--out", type=Path, help="where to write the figures as JSON; they are printed in any case")

@@ -1,37 +1,48 @@
-"""What is asked: turns, speech or transcripts, each request with media of its own so that no cache answers it."""
+"""What is asked: turns, speech or transcripts, each request with media of its own so that no cache answers it.
+
+    work = Turns("aurateam/AURA", seed=7)
+    request = work.request(12)      # the same seed and number give the same bytes
+
+A request is bytes that are ready to be sent, so that making them takes no time from the answers that are measured.
+"""
 
 from __future__ import annotations
 
 import base64
 import io
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import av
+import httpx
 import numpy as np
 
+from aura_omni.flow import SPEECH_RATE
 from aura_omni.media.encoder import encode
 from aura_omni.media.noise import swelling_noise
-
-SPEECH_RATE = 16_000  # Hz
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One POST. files: of a multipart request (name -> file name and bytes), whose other fields are `body`."""
+    """One POST. heard_s: seconds of sound that it brings."""
 
     path: str
-    body: Mapping[str, Any]
-    files: Mapping[str, tuple[str, bytes]] = field(default_factory=dict)
-    sound: str | None = None  # where sound comes: "events" in the stream's events, "bytes" as the body itself
+    body: bytes
+    content_type: str
+    heard_s: float = 0.0
+    sound: Literal["events", "body"] | None = (
+        None  # where sound comes back: in the stream's events, or as the body itself
+    )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Turns:
     """Speech and frames in, text and sound out: chat completions, streamed."""
 
     model: str
+    seed: int
     audio_s: float = 5.0
     frames: int = 2
     size: tuple[int, int] = (640, 360)  # width, height
@@ -39,7 +50,7 @@ class Turns:
     more: Mapping[str, Any] = field(default_factory=dict)  # fields laid over each request
 
     def request(self, number: int) -> Request:
-        random = np.random.default_rng(number)
+        random = np.random.default_rng((self.seed, number))
         content: list[dict[str, Any]] = []
         if self.audio_s:
             url = _data_url("audio/wav", noise(random, self.audio_s))
@@ -54,10 +65,10 @@ class Turns:
             "stream": True,
             **self.more,
         }
-        return Request("/v1/chat/completions", body, sound="events")
+        return _json("/v1/chat/completions", body, heard_s=self.audio_s, sound="events")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Speeches:
     """Text in, sound out: speech as 16-bit samples, streamed."""
 
@@ -73,20 +84,26 @@ class Speeches:
             "stream_format": "audio",
             **self.more,
         }
-        return Request("/v1/audio/speech", body, sound="bytes")
+        return _json("/v1/audio/speech", body, sound="body")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Transcripts:
     """Sound in, text out."""
 
     model: str
+    seed: int
     audio_s: float = 5.0
     more: Mapping[str, Any] = field(default_factory=dict)
 
     def request(self, number: int) -> Request:
-        file = ("speech.wav", noise(np.random.default_rng(number), self.audio_s))
-        return Request("/v1/audio/transcriptions", {"model": self.model, **self.more}, files={"file": file})
+        file = ("speech.wav", noise(np.random.default_rng((self.seed, number)), self.audio_s), "audio/wav")
+        # httpx writes the form; its address is never asked.
+        form = httpx.Request("POST", "http://form", data={"model": self.model, **self.more}, files={"file": file})
+        return Request("/v1/audio/transcriptions", form.read(), form.headers["content-type"], heard_s=self.audio_s)
+
+
+Work = Turns | Speeches | Transcripts
 
 
 def noise(random: np.random.Generator, length_s: float) -> bytes:
@@ -112,3 +129,7 @@ def film(random: np.random.Generator, frames: int, size: tuple[int, int]) -> byt
 
 def _data_url(kind: str, data: bytes) -> str:
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def _json(path: str, body: Mapping[str, Any], *, heard_s: float = 0.0, sound: Literal["events", "body"]) -> Request:
+    return Request(path, json.dumps(body).encode(), "application/json", heard_s, sound)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import torch
 
-from aura_omni.counters import Counters
+from aura_omni.counters import Counters, UnderWay
 from aura_omni.engine.kv_cache import KVCache
 from aura_omni.engine.lane import Arrival, Lane
 from aura_omni.engine.scheduler import Scheduler
@@ -90,6 +90,7 @@ class ArRunner:
             shared_rows=SHARED_ROWS[model.device.type],
         )
         self._steps = self._computed_rows = 0
+        self._under_way = UnderWay()
         with self._lane.active():
             self._compute = Steps(
                 model,
@@ -123,6 +124,7 @@ class ArRunner:
             steps=self._steps,
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
+            step_s=self._under_way.total_s,
             computed_rows=self._computed_rows,
             cached_rows=self._scheduler.cached_rows,
             preemptions=self._scheduler.preemptions,
@@ -178,6 +180,7 @@ class ArRunner:
 
     def abort_all(self, error: Exception) -> None:
         self._flights.clear()
+        self._under_way.end()
         for sequence in [*self._scheduler.running, *self._scheduler.waiting]:
             self._finish(sequence, "error", error)
         self._lane.wait()
@@ -205,6 +208,7 @@ class ArRunner:
         batch = self._scheduler.schedule(shared=any(runner.busy for runner in self._before))
         if batch is None:
             return False
+        self._under_way.begin()
         for sequence in list(self._scheduler.seated):
             self._seat(sequence)
         decoding = [index for index in range(len(batch.sequences)) if _decodes(batch, index)]
@@ -213,6 +217,8 @@ class ArRunner:
         self._computed_rows += batch.rows
         self._launch_safely(batch.part(decoding), decode=True)
         self._launch_safely(batch.part(others), decode=False)
+        if not self._flights:
+            self._under_way.end()  # it has failed
         return True
 
     def _launch_ahead(self, under_way: Batch) -> bool:
@@ -275,7 +281,10 @@ class ArRunner:
         """Take in the flights that have arrived."""
         landed = False
         while self._flights and self._flights[0].arrival.there:
-            self._settle(self._flights.popleft())
+            flight = self._flights.popleft()
+            if not self._flights:
+                self._under_way.end()
+            self._settle(flight)
             landed = True
         return landed
 

@@ -150,6 +150,8 @@ class _Stages(Collector):
             ("prefix_cache_hits", "Prompt tokens that were found", lambda stage: stage.cached_rows),
             ("num_preemptions", "Sequences that gave their pages back and waited again", lambda stage: stage.preemptions),
             ("engine_steps", "Steps of the stage", lambda stage: stage.steps),
+            ("engine_step_rows", "Rows of all steps; frames for code2wav", lambda stage: stage.computed_rows),
+            ("engine_step_seconds", "Time in which a step was under way, from its launch until its end was found; not that of kernels", lambda stage: stage.step_s),
         ):  # fmt: skip
             counter = CounterMetricFamily(_PREFIX + name, text, labels=["stage"])
             for stage, found in counters.items():

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aura_omni.counters import Counters
+from aura_omni.counters import Counters, UnderWay
 from aura_omni.engine.graphs import Graphed, GraphPool
 from aura_omni.engine.lane import Arrival, Lane, sent
 from aura_omni.engine.loader import Checkpoint
@@ -156,6 +156,7 @@ class VocoderRunner:
         self._streams: dict[Stream, None] = {}  # all open ones, in the order they came
         self._references: OrderedDict[bytes, CodecSnapshot] = OrderedDict()
         self._steps = self._frames_in = self._frames_out = 0
+        self._under_way = UnderWay()
         self._graphs: dict[int, Graphed] = {}  # by frames of each stream
         if graphs:
             with self._lane.active():
@@ -254,6 +255,7 @@ class VocoderRunner:
 
     def abort_all(self, error: Exception) -> None:
         self._flight = None
+        self._under_way.end()
         for stream in list(self._streams):
             if not stream.ended:
                 self._end(stream, "error", error)
@@ -277,6 +279,8 @@ class VocoderRunner:
             steps=self._steps,
             prompt_tokens=self._frames_in,
             generated_tokens=self._frames_out,
+            step_s=self._under_way.total_s,
+            computed_rows=self._frames_out,
         )
 
     @property
@@ -370,12 +374,14 @@ class VocoderRunner:
             del stream.pending[:count]
             stream.served, stream.decoding = self._steps, True
         self._steps += 1
+        self._under_way.begin()
         try:
             samples = (graph or self._decoded)(sent(numbers, self._device))
             self._flight = _Flight(group, self._lane.home(samples[: len(group)]))
         except torch.AcceleratorError:
             raise  # the device itself has failed
         except RuntimeError as error:
+            self._under_way.end()
             for stream in group:
                 stream.decoding = False
             self._fail(group, f"decode {count} frames of each of {len(group)} streams", error)
@@ -401,6 +407,7 @@ class VocoderRunner:
         if flight is None or not flight.arrival.there:
             return False
         self._flight = None
+        self._under_way.end()
         for stream in flight.streams:
             stream.decoding = False
         samples = flight.arrival.numpy()

@@ -19,12 +19,14 @@ def test_turns_are_measured_from_first_text_to_last_sound(server, tmp_path, caps
     flags = ["--clients", "1", "2", "--each", "2", "--audio-s", "1", "--body", FORCED]
     assert bench(server, "turn", *flags, "--out", str(out), "--picture", str(picture)) == 0
     report = json.loads(out.read_text())
-    assert [run["load"] for run in report["runs"]] == ["1 clients", "2 clients"]
+    assert [run["load"] for run in report["runs"]] == ["1 client", "2 clients"]
     assert len(capsys.readouterr().out.splitlines()) == 2
     for run in report["runs"]:
         assert run["errors"] == 0
         assert run["first_text_s"]["median"] <= run["text_complete_s"]["median"] <= run["complete_s"]["max"]
         assert run["first_audio_s"]["median"] <= run["gap_free_s"]["median"] <= run["complete_s"]["max"]
+        assert set(run["stages"]) == {"asr", "aura", "talker", "code2wav"}
+        assert all(0 < stage["under_way"] < 1 for stage in run["stages"].values())
     assert picture.read_text().startswith("<?xml")
 
 
@@ -41,10 +43,24 @@ def test_speech_comes_before_it_is_complete(server, capsys):
 
 
 def test_transcripts_are_measured(server, capsys):
-    assert bench(server, "transcript", "--audio-s", "1", "--each", "1") == 0
+    assert bench(server, "transcript", "--audio-s", "2", "--each", "1") == 0
     (run,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert run["complete_s"]["median"] > 0
     assert run["first_audio_s"] is None
+    assert run["heard_s_per_s"] == pytest.approx(2 / run["wall_s"], rel=0.01)
+
+
+def test_several_processes_make_one_load(server, tmp_path, capsys):
+    out = tmp_path / "out.json"
+    flags = ["--clients", "3", "--each", "2", "--audio-s", "1", "--processes", "2", "--seed", "5"]
+    assert bench(server, "transcript", *flags, "--out", str(out)) == 0
+    assert capsys.readouterr().err == ""
+    report = json.loads(out.read_text())
+    assert report["seed"] == 5
+    (run,) = report["runs"]
+    assert run["load"] == "3 clients"
+    assert (run["requests"], run["errors"]) == (6, 0)
+    assert 0 < run["client_busy"] < 1
 
 
 def test_a_refusal_is_an_error_of_the_run_and_of_the_command(server, capsys):

@@ -6,11 +6,14 @@ import time
 import numpy as np
 import pytest
 
-from aura_omni.bench.arrivals import closed, open_loop
+from aura_omni.bench.arrivals import Closed, Open
+from aura_omni.bench.client import Client, Measured
 from aura_omni.bench.drive import Answer
 from aura_omni.bench.playback import listen
 from aura_omni.bench.report import draw, figures, spread
-from aura_omni.bench.work import noise
+from aura_omni.bench.stages import during, parsed
+from aura_omni.bench.work import Transcripts, Turns, noise
+from aura_omni.errors import ConfigError
 from aura_omni.media.audio import decode_audio
 from aura_omni.media.level import may_be_speech
 
@@ -52,14 +55,20 @@ def answer(**fields) -> Answer:
     return made
 
 
+def measured(*answers: Answer, wall_s: float) -> Measured:
+    return Measured(list(answers), 10.0, 10.0 + wall_s, cpu_s=0.25 * wall_s)
+
+
 def test_failures_are_counted_and_in_no_time():
-    good = answer(first_text_s=0.2, last_text_s=0.4, ended_s=1.0, sound=[(0.3, 2.0)])
-    bad = answer(error="status 503", ended_s=0.001)
-    found = figures([good, bad], wall_s=2.0)
+    good = answer(first_text_s=0.2, last_text_s=0.4, ended_s=1.0, heard_s=5.0, sound=[(0.3, 2.0)])
+    bad = answer(error="status 503", ended_s=0.001, heard_s=5.0)
+    found = figures(measured(good, bad, wall_s=2.0))
     assert (found["requests"], found["errors"], found["first_error"]) == (2, 1, "status 503")
     assert found["complete_s"] == {"median": 1.0, "p95": 1.0, "max": 1.0}
     assert found["requests_per_s"] == 0.5
     assert found["audio_s_per_s"] == 1.0
+    assert found["heard_s_per_s"] == 2.5
+    assert found["client_busy"] == 0.25
     assert found["rtf"]["median"] == 0.5
     assert found["underruns"] == 0.0
 
@@ -68,7 +77,7 @@ def test_underruns_are_a_share_of_the_answers_that_sound():
     fluent = answer(ended_s=1.0, sound=[(0.1, 1.0), (0.5, 1.0)])
     stalling = answer(ended_s=1.0, sound=[(0.1, 0.1), (0.5, 1.0)])
     mute = answer(ended_s=0.1, silent=True)
-    found = figures([fluent, stalling, mute], wall_s=1.0)
+    found = figures(measured(fluent, stalling, mute, wall_s=1.0))
     assert found["underruns"] == 0.5
     assert found["silent"] == 1
 
@@ -85,7 +94,7 @@ def test_a_closed_loop_has_as_many_requests_at_once_as_clients():
         running -= 1
         return number
 
-    results = asyncio.run(closed(ask, clients=3, each=4))
+    results = asyncio.run(Closed(clients=3, each=4).run(ask, seed=0))
     assert most == 3
     assert sorted(results) == sorted(asked) == list(range(12))
 
@@ -103,13 +112,38 @@ def test_an_open_loop_does_not_wait_for_answers():
         return number
 
     begin = time.monotonic()
-    assert asyncio.run(open_loop(ask, rate=1_000.0, count=5)) == [0, 1, 2, 3, 4]
+    assert asyncio.run(Open(rate=1_000.0, count=5).run(ask, seed=0)) == [0, 1, 2, 3, 4]
     assert time.monotonic() - begin < 5
+
+
+def test_a_load_is_the_same_from_several_places():
+    assert Closed(clients=10, each=3).shares(4) == [Closed(3, 3), Closed(3, 3), Closed(2, 3), Closed(2, 3)]
+    assert Closed(clients=2, each=3).shares(4) == [Closed(1, 3), Closed(1, 3)]
+    places = Open(rate=20.0, count=101).shares(4)
+    assert [place.count for place in places] == [26, 25, 25, 25]
+    assert sum(place.rate for place in places) == pytest.approx(20.0)
+    assert len({round(place.count / place.rate, 6) for place in places}) == 1  # all end at about the same time
+
+
+@pytest.mark.parametrize("kind", [Turns, Transcripts])
+def test_no_request_is_like_another_and_a_seed_makes_the_same_again(kind):
+    work = kind(model="m", seed=1, audio_s=0.5)
+    bodies = {made.request(number).body for made in (work, kind(model="m", seed=2, audio_s=0.5)) for number in range(3)}
+    assert len(bodies) == 6
+    if kind is Turns:
+        assert work.request(1) == Turns(model="m", seed=1, audio_s=0.5).request(1)
+
+
+def test_more_requests_than_can_be_held_are_refused():
+    with pytest.raises(
+        ConfigError, match=r"100,000 requests of 160,\d{3} bytes are more than 4 GiB to hold; 26,\d{3} would fit"
+    ):
+        Client(url="http://127.0.0.1:9").run(Transcripts(model="m", seed=0), Open(rate=9.0, count=100_000), number=0)
 
 
 def test_a_picture_is_drawn(tmp_path):
     good = answer(first_text_s=0.2, last_text_s=0.4, ended_s=1.0, sound=[(0.3, 2.0)])
-    runs = [{"load": f"{n} clients", **figures([good], wall_s=1.0)} for n in (1, 4)]
+    runs = [{"load": f"{n} clients", **figures(measured(good, wall_s=1.0))} for n in (1, 4)]
     draw(runs, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
 
@@ -119,3 +153,34 @@ def test_what_stands_for_speech_is_listened_to(length_s):
     sound = decode_audio(noise(np.random.default_rng(0), length_s), max_s=60)
     assert sound.duration_s == pytest.approx(length_s)
     assert may_be_speech(sound.samples, sound.rate)
+
+
+METRICS = """\
+# TYPE aura_omni:engine_steps counter
+aura_omni:engine_steps_total{stage="talker"} 100.0
+aura_omni:engine_steps_total{stage="aura"} 7.0
+# TYPE aura_omni:engine_step_rows counter
+aura_omni:engine_step_rows_total{stage="talker"} 400.0
+# TYPE aura_omni:engine_step_seconds counter
+aura_omni:engine_step_seconds_total{stage="talker"} 3.0
+# TYPE aura_omni:prompt_tokens counter
+aura_omni:prompt_tokens_total{stage="talker"} 60.0
+# TYPE aura_omni:prefix_cache_hits counter
+aura_omni:prefix_cache_hits_total{stage="talker"} 15.0
+# TYPE aura_omni:ready gauge
+aura_omni:ready 1.0
+"""
+
+
+def test_a_stage_has_done_what_its_counters_gained():
+    before = parsed(METRICS.replace("100.0", "60.0").replace("400.0", "240.0").replace(" 3.0", " 1.0"))
+    # AURA made no step, and is not in it.
+    assert during(before, parsed(METRICS), 4.0) == {
+        "talker": {"steps_per_s": 10.0, "rows_a_step": 4.0, "under_way": 0.5, "from_cache": 0.0}
+    }
+    assert during({}, parsed(METRICS), 4.0)["talker"]["from_cache"] == 0.25
+
+
+@pytest.mark.parametrize("other", ["", "<html>not found</html>", "vllm:num_requests_running{x='y'} 1.0", '{"a": [1]}'])
+def test_a_server_without_such_counters_has_no_such_figures(other):
+    assert during(parsed(other), parsed(other), 1.0) == {}

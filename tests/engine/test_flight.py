@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -45,6 +46,24 @@ def test_a_step_never_waits_and_the_next_one_is_launched_when_it_has_arrived(lan
     assert not runner.flying
     assert not runner.busy
     assert not runner.step()
+
+
+def test_a_step_is_under_way_until_its_end_is_found(lane: SlowLane) -> None:
+    runner = make_runner(TinyStage(), lane=lane)
+    request = Request(prompt(9), replace(GREEDY, max_tokens=1))
+    assert runner.counters.step_s == 0.0
+    runner.add(request.sequence)
+    assert runner.counters.step_s == 0.0  # waiting is not computing
+    runner.step()
+    before = runner.counters.step_s
+    time.sleep(0.002)
+    assert runner.counters.step_s >= before + 0.002
+    lane.arrive()
+    runner.step()
+    ended = runner.counters.step_s
+    time.sleep(0.002)
+    assert runner.counters.step_s == ended
+    assert runner.counters.computed_rows == 9
 
 
 def land_one(lane: SlowLane) -> None:

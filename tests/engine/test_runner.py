@@ -393,6 +393,7 @@ def test_a_request_that_is_ended_by_the_failure_of_another_is_not_computed_again
     run(runner, bad, other)
     assert other.reason == "cancelled"
     assert [batch.sequences for batch in stage.batches] == [(bad.sequence, other.sequence), (bad.sequence,)]
+    assert runner.counters.step_s == runner.counters.step_s  # no step is under way any more
 
 
 def test_a_request_whose_rows_are_not_finite_ends_alone_and_its_pages_are_not_reused() -> None:

@@ -564,8 +564,10 @@ def test_all_streams_end_and_the_device_is_waited_for_when_the_runner_is_closed(
         runner.push(stream, codes_of(2, seed=1))
     runner.step()
     assert runner.flying
+    assert runner.counters.step_s < runner.counters.step_s  # it goes on
     error = EngineError("stopping")
     runner.abort_all(error)
+    assert runner.counters.step_s == runner.counters.step_s > 0
     assert [heard.ends for _, heard in opened] == [[("error", error)]] * 2
     assert lane.waited == 1
     assert not runner.flying

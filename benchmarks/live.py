@@ -1,0 +1,314 @@
+"""Live sessions at the pipeline: a pair of frames every second, now and then a spoken question, in real time.
+
+    python benchmarks/live.py --folder /scratch/true --out live.json                       # 32 sessions for 40 s, on one GPU
+    python benchmarks/live.py --tiny --sessions 2 --seconds 10 --out live.json             # two CPU cores
+
+A session is a round a second, at a phase of its own: two frames of 640x360 come, and AURA decides to be silent. Every tenth round also
+brings 5 s of speech, which is answered aloud. Who is late does not slow the camera down: times count from when the frames, and
+the end of the speech, came. A session's next round begins when the text of the one before is written; speech goes on meanwhile.
+
+History is AURA's: all rounds with their frames, answers and silences; one round more than `--prune-at` and the oldest go at
+once, so that `--rounds` are left, and of those that go questions and answers stay as text, ten at most. What a session has seen is in
+the prefix cache, but after such a cut everything behind the system prompt is computed again.
+
+No HTTP and no decoding of media: frames and sound are arrays. Lengths are forced (`lengths.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from lengths import AURA_TOKENS, WORD, forced, silence
+from true_size import Report, machine, memory, stages_of, true_stages, write
+
+from aura_omni.bench.playback import listen
+from aura_omni.bench.report import UNDERRUN_S, spread
+from aura_omni.config import Config, Options, load_here
+from aura_omni.flow import (
+    SILENT_TEXT,
+    SPEECH_RATE,
+    VOICE_RATE,
+    Audio,
+    AudioChunk,
+    Ended,
+    Event,
+    Message,
+    Part,
+    Text,
+    TextDelta,
+    Transcript,
+    TurnRequest,
+    Video,
+)
+from aura_omni.media.noise import swelling_noise
+from aura_omni.nano.random_family import write_family
+from aura_omni.pipeline import Pipeline
+
+LATE_S = 1.0  # the next frames are there
+KEPT_ANSWERS = 10
+PREPARED_AT_ONCE = 4  # histories
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, help="checkpoints of true size; written unless they are there")
+    parser.add_argument("--tiny", action="store_true", help="the tiny family")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--sessions", type=int, default=32)
+    parser.add_argument("--seconds", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=30, help="that a cut leaves (default: %(default)s)")
+    parser.add_argument("--prune-at", type=int, default=45, help="the most rounds (default: %(default)s)")
+    parser.add_argument(
+        "--question-every", type=int, default=10, metavar="ROUNDS", help="0: never (default: %(default)s)"
+    )
+    arguments = parser.parse_args()
+    if arguments.tiny == (arguments.folder is not None):
+        parser.error("give --folder FOLDER or --tiny")
+    if arguments.tiny:
+        with TemporaryDirectory() as temporary:
+            write_family(Path(temporary), kinds=("custom_voice",))
+            measure(arguments, Path(temporary), tiny_config(Path(temporary)))
+    else:
+        write(arguments.folder)
+        measure(arguments, arguments.folder, live_config(arguments.folder, arguments.sessions))
+
+
+def live_config(folder: Path, sessions: int) -> Config:
+    """32 sessions of 46 rounds of 240 rows are 353,000 rows of AURA's cache, more than its usual share of an H200 holds, and
+    the Talker needs far less than its."""
+    stages = true_stages(folder)
+    stages["1"] |= {"max_num_seqs": sessions, "gpu_memory_utilization": 0.55}
+    stages["2"] |= {"gpu_memory_utilization": 0.10}
+    return load_here(Options(deploy_config="aura_omni.yaml", stage_overrides=json.dumps(stages)))
+
+
+def tiny_config(folder: Path) -> Config:
+    stages = stages_of(folder)
+    stages["1"] |= {"max_model_len": 16384, "gpu_memory_utilization": 0.60}
+    return load_here(Options(deploy_config="tiny.yaml", stage_overrides=json.dumps(stages)))
+
+
+def measure(arguments: argparse.Namespace, folder: Path, config: Config) -> None:
+    report = Report(arguments.out)
+    report.add("machine", machine())
+    report.add("load", {name: value for name, value in vars(arguments).items() if name not in ("folder", "out")})
+    begin = time.monotonic()
+    pipeline = Pipeline.load(config)
+    try:
+        report.add("load_s", round(time.monotonic() - begin, 1))
+        begin = time.monotonic()
+        sessions = [
+            Session(pipeline, folder, arguments, number=number, random=np.random.default_rng(number))
+            for number in range(arguments.sessions)
+        ]
+        with ThreadPoolExecutor(PREPARED_AT_ONCE) as pool:
+            list(pool.map(Session.prepare, sessions))
+        report.add("prepare_s", round(time.monotonic() - begin, 1))
+        aura = pipeline.parts.ar_runners["aura"]
+        before = aura.counters
+        report.add("cache_rows", {"of": before.pages * 16, "kept": before.pages_kept * 16})
+        begin = time.monotonic() + 0.5
+        with ThreadPoolExecutor(len(sessions)) as pool:
+            list(pool.map(lambda session: session.live(begin), sessions))
+        after = aura.counters
+        rounds = [found for session in sessions for found in session.found]
+        report.add("rounds", summary(rounds))
+        report.add(
+            "aura_rows_a_round",
+            {
+                "computed": round((after.computed_rows - before.computed_rows) / len(rounds)),
+                "from_cache": round((after.cached_rows - before.cached_rows) / len(rounds)),
+            },
+        )
+        pipeline.engine.check_integrity()
+        report.add("memory_gib", memory())
+    finally:
+        pipeline.close()
+
+
+# ---------------------------------------------------------------- a session
+
+
+@dataclass(slots=True)
+class Round:
+    """answer: what AURA said to it."""
+
+    video: Video
+    question: str = ""
+    answer: str = SILENT_TEXT
+
+
+@dataclass(slots=True)
+class History:
+    """What AURA is told of a session. answered: questions with their answers from before the oldest round."""
+
+    rounds: int
+    prune_at: int
+    answered: list[tuple[str, str]] = field(default_factory=list)
+    window: list[Round] = field(default_factory=list)
+
+    def add(self, video: Video) -> bool:
+        """A new round; whether there was a cut."""
+        self.window.append(Round(video))
+        if len(self.window) <= self.prune_at:
+            return False
+        going, self.window = self.window[: -self.rounds], self.window[-self.rounds :]
+        self.answered += [(past.question, past.answer) for past in going if past.answer != SILENT_TEXT]
+        del self.answered[:-KEPT_ANSWERS]
+        return True
+
+    def messages(self, *asked: Audio) -> tuple[Message, ...]:
+        """asked: what is said in the newest round."""
+        return tuple(self._messages(asked))
+
+    def _messages(self, asked: tuple[Part, ...]) -> Iterator[Message]:
+        for question, answer in self.answered:
+            yield Message("user", (Text(question),))
+            yield Message("assistant", (Text(answer),))
+        *past, newest = self.window
+        for round_ in past:
+            yield Message("user", (round_.video, *([Text(round_.question)] if round_.question else [])))
+            yield Message("assistant", (Text(round_.answer),))
+        yield Message("user", (newest.video, *asked))
+
+
+@dataclass(slots=True)
+class Found:
+    """Of one round; times in seconds since its frames came. pruned: it began with a cut."""
+
+    pruned: bool = False
+    asked: bool = False
+    started_s: float = 0.0  # when it was submitted: the answer before it was written by then
+    transcript_s: float | None = None
+    text_s: float | None = None  # first text, or that there will be none
+    sound: list[tuple[float, float]] = field(default_factory=list)
+    error: str | None = None
+
+    @property
+    def audio_s(self) -> float | None:
+        """When the first sound came."""
+        return self.sound[0][0] if self.sound else None
+
+
+class Session:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        folder: Path,
+        arguments: argparse.Namespace,
+        *,
+        number: int,
+        random: np.random.Generator,
+    ) -> None:
+        self._pipeline, self._random = pipeline, random
+        self._every, self._seconds = arguments.question_every, arguments.seconds
+        self._phase_s = number / arguments.sessions
+        # Sessions are of different ages, so that their questions and their cuts come one after the other.
+        self._age = number % (arguments.question_every or 1)
+        length = arguments.rounds + number * (arguments.prune_at - arguments.rounds) // arguments.sessions
+        self._history = History(arguments.rounds, arguments.prune_at)
+        self._history.window = [Round(self._video()) for _ in range(length)]
+        self._coming = [self._video() for _ in range(arguments.seconds)]
+        spoken = forced(folder)
+        self._sampling = {True: spoken, False: {**spoken, "aura": silence(folder)}}  # by whether somebody asks
+        self.found: list[Found] = []
+        self._open: list[threading.Event] = []  # turns that may still speak
+
+    def prepare(self) -> None:
+        """What was said so far into the cache."""
+        self._ask(Found(), time.monotonic(), self._history.window[-1])
+
+    def live(self, begin: float) -> None:
+        for second, video in enumerate(self._coming):
+            due = begin + self._phase_s + second
+            time.sleep(max(0.0, due - time.monotonic()))
+            found = Found(asked=bool(self._every) and (second + self._age) % self._every == self._every - 1)
+            found.pruned = self._history.add(video)
+            found.started_s = time.monotonic() - due
+            self.found.append(found)
+            self._ask(found, due, self._history.window[-1])
+        for ended in self._open:
+            ended.wait()
+
+    def _ask(self, found: Found, due: float, newest: Round) -> None:
+        """One turn; returns when its text is written. What is spoken goes on."""
+        written, ended = threading.Event(), threading.Event()
+        self._open.append(ended)
+        texts: list[str] = []
+
+        def sink(event: Event) -> None:
+            now = time.monotonic() - due
+            match event:
+                case Transcript():
+                    found.transcript_s, newest.question = now, event.text
+                case TextDelta():
+                    found.text_s = now if found.text_s is None else found.text_s
+                    texts.append(event.text)
+                    newest.answer = "".join(texts)
+                    if newest.answer.count(WORD.strip()) == AURA_TOKENS:
+                        written.set()
+                case AudioChunk():
+                    found.sound.append((now, len(event.samples) / VOICE_RATE))
+                case Ended():
+                    found.text_s = now if found.text_s is None else found.text_s
+                    found.error = str(event.error) if event.error is not None else None
+                    written.set()
+                    ended.set()
+
+        speech = (self._speech(),) if found.asked else ()
+        request = TurnRequest(self._history.messages(*speech), sampling=self._sampling[found.asked])
+        self._pipeline.submit(request, sink)
+        written.wait()
+
+    def _video(self) -> Video:
+        frames = self._random.integers(0, 256, (2, 360, 640, 3), dtype=np.uint8)
+        return Video(frames, (0.0, 0.5), 2.0, self._random.bytes(16))
+
+    def _speech(self) -> Audio:
+        return Audio(swelling_noise(self._random, 5.0, SPEECH_RATE), SPEECH_RATE, self._random.bytes(16))
+
+
+def summary(rounds: list[Found]) -> dict[str, Any]:
+    """Seconds since the frames came. late: share of rounds whose decision came when the next frames were there."""
+    good = [found for found in rounds if found.error is None]
+    chunks = [found for found in good if not found.asked]
+    questions = [found for found in good if found.asked]
+    heard = [played for found in questions if (played := listen(found.sound)) is not None]
+
+    def times(of: list[Found], name: str) -> dict[str, float] | None:
+        return spread([value for found in of if (value := getattr(found, name)) is not None])
+
+    return {
+        "rounds": len(rounds),
+        "errors": len(rounds) - len(good),
+        "first_error": next((found.error for found in rounds if found.error), None),
+        "decision_s": times(chunks, "text_s"),
+        "decision_after_a_cut_s": times([found for found in chunks if found.pruned], "text_s"),
+        "decision_without_a_cut_s": times([found for found in chunks if not found.pruned], "text_s"),
+        "cuts": sum(found.pruned for found in rounds),
+        "late": round(sum((found.text_s or 0.0) > LATE_S for found in good) / max(1, len(good)), 4),
+        "waited_for_the_round_before_s": times(good, "started_s"),
+        "questions": len(questions),
+        "transcript_s": times(questions, "transcript_s"),
+        "first_text_s": times(questions, "text_s"),
+        "first_audio_s": spread([played.first_s for played in heard]),
+        "first_audio_without_a_cut_s": times([found for found in questions if not found.pruned], "audio_s"),
+        "gap_free_s": spread([played.gap_free_s for played in heard]),
+        "worst_stall_s": spread([played.worst_s for played in heard]),
+        "underruns": round(sum(played.worst_s > UNDERRUN_S for played in heard) / max(1, len(heard)), 4),
+        "audio_s": spread([played.audio_s for played in heard]),
+    }
+
+
+if __name__ == "__main__":
+    main()
