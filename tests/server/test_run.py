@@ -105,6 +105,20 @@ def post(port: int, text: str, **fields: Any) -> httpx.Response:
     return httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=body, timeout=WAIT_S)
 
 
+def test_small_pieces_of_an_answer_are_not_held_back_until_the_client_has_acknowledged_the_last() -> None:
+    """A client's system acknowledges late, after 40 ms, once it takes the connection for a conversation."""
+    port = free_port()
+    message = {"messages": [{"role": "user", "content": "take 0"}], "modalities": ["text"], "stream": True}
+    took_s = []
+    with process("0", port), httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=WAIT_S) as client:
+        wait_for(f"{client.base_url}/health", 200)
+        for _ in range(20):
+            begin = time.monotonic()
+            assert client.post("/v1/chat/completions", json=message).text.endswith("[DONE]\n\n")
+            took_s.append(time.monotonic() - begin)
+    assert min(took_s[10:]) < 0.03
+
+
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_after_the_signal_answers_finish_within_the_grace_and_the_others_are_told(stop: signal.Signals) -> None:
     port = free_port()
