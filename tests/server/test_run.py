@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from aura_omni.errors import ConfigError
+from aura_omni.errors import CheckpointError, ConfigError
 from aura_omni.flow import STAGES, Report
 from aura_omni.server.app import ServerConfig, run
 from tests.server.fake import WAIT_S, FakePipeline
@@ -183,6 +183,19 @@ def test_when_loading_fails_the_process_ends_with_the_reason() -> None:
     assert running.returncode == 1
     assert out == ""
     assert err == "error: weights of the talker are missing\n"
+
+
+def test_threads_take_short_turns_while_the_server_runs_and_those_of_before_afterwards() -> None:
+    before_s, while_it_runs_s = sys.getswitchinterval(), []
+
+    def load(_: Report) -> FakePipeline:
+        while_it_runs_s.append(sys.getswitchinterval())
+        raise CheckpointError("there are no weights")
+
+    with pytest.raises(CheckpointError):
+        run(ServerConfig(port=0), load)
+    assert while_it_runs_s[0] < before_s / 10
+    assert sys.getswitchinterval() == before_s
 
 
 @pytest.mark.parametrize("host", ["nope.invalid", "203.0.113.1", "x" * 300])
