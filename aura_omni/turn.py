@@ -80,13 +80,13 @@ class Turn:
     def _listen_to(self, clip: int, part: int) -> None:
         asr, listening = self._parts.asr, self._plan.hearing[clip][part]
         assert asr is not None
-        reader = asr.reader(listening.prompt)
+        ids: list[int] = []
 
         def heard(reason: FinishReason, sequence: Sequence) -> None:
             complete = reason != "length"
             if not complete and self._plan.request.sampling.get("asr", {}).get("max_tokens") is None:
                 log.warning("max_tokens %d of ASR cut a transcript", sequence.sampling.max_tokens)
-            self._heard[clip][part] = replace(reader.transcript(), complete=complete)
+            self._heard[clip][part] = replace(asr.transcript(listening.prompt, ids), complete=complete)
             self._known.add((clip, part))
             if self._plan.request.part == "transcript" and not sequence.sampling.stop:
                 self._say_known()
@@ -95,7 +95,7 @@ class Turn:
             self._listen()
 
         build = partial(asr.sequence, listening.prompt, listening.sampling)
-        self._work.run("asr", build, on_output=reader.push, then=heard)
+        self._work.run("asr", build, on_output=ids.append, then=heard)
         self._work.count(prompt_audio_tokens=listening.prompt.audio.length)
         if self._parts.aura is None:
             self._work.count(prompt_text_tokens=len(listening.prompt.tokens) - listening.prompt.audio.length)

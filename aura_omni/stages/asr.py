@@ -1,8 +1,8 @@
-"""ASR: a clip of sound to the token ids of what was said. Text comes from the ids through a `TranscriptReader`.
+"""ASR: a clip of sound to the token ids of what was said, and what they say.
 
     prompt = stage.prompt(audio, language="en")            # any thread, no device
     sequence = stage.sequence(prompt, SAMPLING, on_output=..., on_end=...)
-    reader = stage.reader(prompt)                          # fed with what on_output gets
+    transcript = stage.transcript(prompt, ids)             # ids: all that on_output got
 
 The mel and the encoder run on the device, in `forward`, for clips of which a row is really needed: on a CPU thread the
 mel alone of 5 s takes 18 ms, on the device it is a few launches, and 5 s of samples are only 320 kB to copy.
@@ -24,12 +24,12 @@ from aura_omni.engine.sampler import Draw
 from aura_omni.engine.sequence import Batch, FinishReason, MediaSpan, Sequence
 from aura_omni.engine.stage_model import Rows, StageModel
 from aura_omni.errors import BadMedia, CheckpointError, PromptTooLong
-from aura_omni.flow import Audio, Sampling
+from aura_omni.flow import Audio, Sampling, Transcript
 from aura_omni.models.qwen3_asr import FFT_SAMPLES, HOP_SAMPLES, SAMPLE_RATE, AsrConfig, Qwen3Asr
 from aura_omni.stages.clips import MAX_CLIP_S, SEARCH_S, at_speech_rate, media_key, split_long
 from aura_omni.stages.encoder_graphs import HearingGraphs
 from aura_omni.stages.tokenizer import TextTokenizer
-from aura_omni.stages.transcript import TEXT_TAG, TranscriptReader, language_name
+from aura_omni.stages.transcript import TEXT_TAG, language_name, transcript_of
 
 SAMPLING = Sampling(temperature=0.0, max_tokens=512)
 
@@ -62,7 +62,7 @@ class _Heard:
 
 
 class AsrStage(StageModel):
-    """An `engine.stage_model.StageModel`. `prompt` and `reader` may be called from any thread."""
+    """An `engine.stage_model.StageModel`. `prompt` and `transcript` may be called from any thread."""
 
     penalise_prompt = True
 
@@ -180,8 +180,9 @@ class AsrStage(StageModel):
             state=_Heard(prompt.samples),
         )
 
-    def reader(self, prompt: AsrPrompt) -> TranscriptReader:
-        return TranscriptReader(self.tokenizer, prompt.language)
+    def transcript(self, prompt: AsrPrompt, ids: list[int]) -> Transcript:
+        """What was said in the clip, from the ids that the model wrote."""
+        return transcript_of(ids, self.tokenizer, prompt.language)
 
     # ------------------------------------------------------------ on the engine thread
 

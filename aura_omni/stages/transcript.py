@@ -1,4 +1,4 @@
-"""From what the ASR model writes to a Transcript, whole or as it comes, and the languages it can be told.
+"""From what the ASR model writes to a Transcript, and the languages it can be told.
 
 The model writes `language English<asr_text>What is this?`, or `language None<asr_text>` when nobody speaks, or the text
 alone when the prompt already forced a language.
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from aura_omni.errors import BadRequest
 from aura_omni.flow import Transcript
 from aura_omni.spacing import space_between
-from aura_omni.stages.tokenizer import Detokenizer, TextTokenizer
+from aura_omni.stages.tokenizer import TextTokenizer
 
 TEXT_TAG = "<asr_text>"
 
@@ -53,7 +53,6 @@ LANGUAGES = tuple(_LANGUAGES.values())
 _BY_SPELLING = {name.lower(): name for name in LANGUAGES} | _LANGUAGES | {"tl": "Filipino"}
 
 _HEAD = "language "
-_LONGEST_HEAD = 50  # characters; the longest real one has 19
 
 
 def language_name(value: str) -> str:
@@ -110,65 +109,15 @@ def before_stop(transcript: Transcript, stop: Sequence[str]) -> tuple[Transcript
     return Transcript(transcript.text[: min(ends)].rstrip(), transcript.language), True
 
 
-class TranscriptReader:
-    """Token ids in, text deltas out, for one output of the model.
-
-    Nothing comes out while it can still be a head. Joined deltas are `transcript().text`, except that a runaway
-    repetition is only collapsed in the whole, and that a tag after 50 characters of text is overlooked in the deltas.
-    """
-
-    def __init__(self, tokenizer: TextTokenizer, forced_language: str | None = None) -> None:
-        self._tokenizer, self._forced = tokenizer, forced_language
-        self._tag = tokenizer.id(TEXT_TAG)
-        self._ids: list[int] = []
-        self._detokenizer = Detokenizer(tokenizer)
-        self._in_head = forced_language is None
-        self._held = ""  # what may be a head, or white space that may be the end
-        self._begun = False
-
-    def push(self, token: int) -> str:
-        """The delta that this id completes; often empty."""
-        self._ids.append(token)
-        if self._in_head and token == self._tag:
-            self._in_head, self._held = False, ""
-            self._detokenizer = Detokenizer(self._tokenizer)
-            return ""
-        self._held += self._detokenizer.push(token)
-        if self._in_head and _may_be_head(self._held):
-            return ""
-        self._in_head = False
-        return self._release()
-
-    def flush(self) -> str:
-        """The last delta, when no more ids come."""
-        if self._in_head:
-            return self.transcript().text
-        self._held += self._detokenizer.flush()
-        return self._release()
-
-    def transcript(self) -> Transcript:
-        """What all ids so far say."""
-        ids = self._ids
-        if self._forced is None and self._tag in ids:
-            at = ids.index(self._tag)
-            text = self._tokenizer.decode(ids[:at]) + TEXT_TAG + self._tokenizer.decode(ids[at + 1 :])
-        else:
-            text = self._tokenizer.decode(ids)
-        return parse_transcript(text, self._forced)
-
-    def _release(self) -> str:
-        """All held text but white space at the start of the transcript and, for now, at its end."""
-        text = self._held if self._begun else self._held.lstrip()
-        body = text.rstrip()
-        self._begun = self._begun or bool(body)
-        self._held = text[len(body) :]
-        return body
-
-
-def _may_be_head(text: str) -> bool:
-    text = text.lstrip().lower()
-    line = text.rstrip()  # a head may end in a line break, but has no second line
-    return _HEAD.startswith(text) or (text.startswith(_HEAD) and len(text) <= _LONGEST_HEAD and "\n" not in line)
+def transcript_of(ids: list[int], tokenizer: TextTokenizer, forced_language: str | None = None) -> Transcript:
+    """What the ids that the model wrote say. Read when all are there: nobody hears of a transcript before."""
+    tag = tokenizer.id(TEXT_TAG)
+    if forced_language is None and tag in ids:
+        at = ids.index(tag)
+        text = tokenizer.decode(ids[:at]) + TEXT_TAG + tokenizer.decode(ids[at + 1 :])
+    else:
+        text = tokenizer.decode(ids)
+    return parse_transcript(text, forced_language)
 
 
 def _language_of(head: str) -> str | None:

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from aura_omni.errors import ConfigError
+from aura_omni.errors import CheckpointError, ConfigError
 from aura_omni.flow import STAGES, Report
 from aura_omni.server.app import ServerConfig, run
 from tests.server.fake import WAIT_S, FakePipeline
@@ -105,6 +105,20 @@ def post(port: int, text: str, **fields: Any) -> httpx.Response:
     return httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=body, timeout=WAIT_S)
 
 
+def test_small_pieces_of_an_answer_are_not_held_back_until_the_client_has_acknowledged_the_last() -> None:
+    """A client's system acknowledges late, after 40 ms, once it takes the connection for a conversation."""
+    port = free_port()
+    message = {"messages": [{"role": "user", "content": "take 0"}], "modalities": ["text"], "stream": True}
+    took_s = []
+    with process("0", port), httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=WAIT_S) as client:
+        wait_for(f"{client.base_url}/health", 200)
+        for _ in range(20):
+            begin = time.monotonic()
+            assert client.post("/v1/chat/completions", json=message).text.endswith("[DONE]\n\n")
+            took_s.append(time.monotonic() - begin)
+    assert min(took_s[10:]) < 0.03
+
+
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_after_the_signal_answers_finish_within_the_grace_and_the_others_are_told(stop: signal.Signals) -> None:
     port = free_port()
@@ -169,6 +183,19 @@ def test_when_loading_fails_the_process_ends_with_the_reason() -> None:
     assert running.returncode == 1
     assert out == ""
     assert err == "error: weights of the talker are missing\n"
+
+
+def test_threads_take_short_turns_while_the_server_runs_and_those_of_before_afterwards() -> None:
+    before_s, while_it_runs_s = sys.getswitchinterval(), []
+
+    def load(_: Report) -> FakePipeline:
+        while_it_runs_s.append(sys.getswitchinterval())
+        raise CheckpointError("there are no weights")
+
+    with pytest.raises(CheckpointError):
+        run(ServerConfig(port=0), load)
+    assert while_it_runs_s[0] < before_s / 10
+    assert sys.getswitchinterval() == before_s
 
 
 @pytest.mark.parametrize("host", ["nope.invalid", "203.0.113.1", "x" * 300])

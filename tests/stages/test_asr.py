@@ -113,7 +113,7 @@ def test_a_forced_language_follows_the_assistant_turn_and_the_tag_is_one_token(s
     free, forced = stage.prompt(audio(clip(1))), stage.prompt(audio(clip(1)), language="en-GB")
     assert forced.tokens == (*free.tokens, *stage.tokenizer.encode("language English"), IDS["<asr_text>"])
     assert (free.language, forced.language) == (None, "English")
-    assert stage.reader(forced).transcript().language == "English"
+    assert stage.transcript(forced, []).language == "English"
 
 
 def test_context_is_ordinary_text_and_injects_nothing(stage):

@@ -1,4 +1,4 @@
-"""The model's output becomes a Transcript by the published rules, whole and as it comes."""
+"""The model's output becomes a Transcript by the published rules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers.models.qwen3_asr.processing_qwen3_asr import LANGUAGE_CODE_TO_
 from aura_omni.errors import BadRequest
 from aura_omni.flow import Transcript
 from aura_omni.stages.tokenizer import TextTokenizer
-from aura_omni.stages.transcript import LANGUAGES, TranscriptReader, joined, language_name, parse_transcript
+from aura_omni.stages.transcript import LANGUAGES, joined, language_name, parse_transcript, transcript_of
 from tests.asr_tiny import IDS, byte_tokenizer
 
 TOKENIZER = TextTokenizer(byte_tokenizer(IDS), "tiny")
@@ -20,11 +20,6 @@ TAG = IDS["<asr_text>"]
 def ids_of(output: str) -> list[int]:
     head, tag, tail = output.partition("<asr_text>")
     return [*TOKENIZER.encode(head), *([TAG] if tag else []), *TOKENIZER.encode(tail)]
-
-
-def read(ids: list[int], forced: str | None = None) -> tuple[list[str], Transcript]:
-    reader = TranscriptReader(TOKENIZER, forced)
-    return [*[reader.push(token) for token in ids], reader.flush()], reader.transcript()
 
 
 @pytest.mark.parametrize(
@@ -69,8 +64,7 @@ def test_speech_that_begins_with_language_is_not_eaten(speech):
     assert parse_transcript("language English<asr_text>" + speech) == Transcript(speech, "English")
     assert parse_transcript(speech, "English") == Transcript(speech, "English")
     for forced, output in ((None, speech), (None, "language English<asr_text>" + speech), ("English", speech)):
-        deltas, whole = read(ids_of(output), forced)
-        assert "".join(deltas) == whole.text == speech
+        assert transcript_of(ids_of(output), TOKENIZER, forced).text == speech
 
 
 def test_a_forced_language_makes_everything_text():
@@ -112,52 +106,9 @@ def test_the_repetition_rule_is_the_published_one(runs):
     assert parse_transcript(text, "English").text == _detect_and_fix_repetitions(text)
 
 
-@given(
-    head=st.sampled_from(
-        ["language English<asr_text>", "language None<asr_text>", "language Chinese\n<asr_text>", "<asr_text>", ""]
-    ),
-    text=st.text(
-        st.characters(blacklist_categories=("Cs",), blacklist_characters="�"), max_size=20
-    ),  # no runaway repetition
-    forced=st.sampled_from([None, "English"]),
-)
-@example(head="", text="language x 好", forced=None)
-@example(head="language English<asr_text>", text=" 好 \n 🙂 ", forced=None)
-def test_joined_deltas_are_the_transcript(head, text, forced):
-    deltas, whole = read(ids_of(head + text), forced)
-    assert "".join(deltas) == whole.text
-
-
-def test_nothing_comes_out_before_the_tag():
-    ids = ids_of("language English<asr_text>Hi there")
-    deltas, whole = read(ids)
-    at = ids.index(TAG)
-    assert deltas[: at + 1] == [""] * (at + 1)
-    assert "".join(deltas[at + 1 : -1]) == "Hi there"
-    assert whole == Transcript("Hi there", "English")
-
-
-def test_text_without_a_head_comes_out_at_once():
-    deltas, _ = read(ids_of("Lamp on"))
-    assert deltas[:4] == ["", "", "Lam", "p"]
-
-
-def test_what_looks_like_a_head_is_held_back_for_fifty_characters_at_most():
-    text = "language models are what this talk is about, and nothing else"
-    deltas, whole = read(ids_of(text))
-    assert deltas[:50] == [""] * 50
-    assert deltas[50] == text[:51]
-    assert whole.text == text
-
-
-def test_a_character_of_several_tokens_comes_out_whole():
-    deltas, _ = read(ids_of("language Chinese<asr_text>好"))
-    assert [delta for delta in deltas if delta] == ["好"]
-
-
 def test_control_tokens_write_nothing():
-    deltas, whole = read([*ids_of("language English<asr_text>a"), IDS["<|audio_pad|>"], TAG, *ids_of("b"), 999])
-    assert "".join(deltas) == whole.text == "ab"
+    ids = [*ids_of("language English<asr_text>a"), IDS["<|audio_pad|>"], TAG, *ids_of("b"), 999]
+    assert transcript_of(ids, TOKENIZER) == Transcript("ab", "English")
 
 
 def test_the_names_are_the_published_ones():
