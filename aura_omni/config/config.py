@@ -74,9 +74,9 @@ class SpeechConfig:
     least_frames_per_token: float = 0.75  # and the least; nobody speaks 16 tokens a second
     max_loop_s: float = 8.0  # of a few codes again and again
     max_silence_s: float = 6.0
-    # Ids that the Talker has in hand before it starts. It reads 12.5 a second and AURA writes ten times as many, so this only
-    # bridges a pause of AURA right after its first words.
-    tokens_ahead: int = 3
+    # Ids that the Talker has in hand before it starts, beside those of its prompt. Its listener hears 12.5 frames a second, one for
+    # each id, and AURA writes ten times as many: they would only bridge a pause of AURA right after its first words.
+    tokens_ahead: int = 0
     # Whether the Talker waits for all of AURA's text; requests may say otherwise
     non_streaming: bool = False
 

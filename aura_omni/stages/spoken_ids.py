@@ -29,4 +29,4 @@ class SpokenIds:
         spoken = spoken if self._begun else spoken.lstrip()
         self._begun = self._begun or spoken != ""
         self.speakable = self.speakable or speakable(spoken)
-        return self._encoder.push(spoken)
+        return self._encoder.push(spoken, apart=self._text is not None and self._text.apart)

@@ -138,16 +138,20 @@ class Encoder:
     """Text in as it is written, ids out as soon as they are certain: joined, they are `encode` of the whole text.
 
     How a text is cut into tokens depends on what follows, but never across the end of a word: so all before the last place
-    where a letter is followed by something else is certain, and a word leaves with the character behind it.
+    where a letter is followed by something else is certain, and a word leaves with the character behind it, or when it is
+    known that such a one follows.
     """
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self._tokenizer = tokenizer
         self._open = ""  # text whose ids are not certain
 
-    def push(self, text: str) -> list[int]:
+    def push(self, text: str, *, apart: bool = False) -> list[int]:
+        """apart: what follows the text begins neither with a letter nor with a mark that belongs to one."""
         seen = max(len(self._open), 1)  # no word ends before: it would have left
         self._open += text
+        if apart and self._open[-1:].isalpha():
+            return self.flush()
         for at in range(len(self._open) - 1, seen - 1, -1):
             after = self._open[at]
             # A combining mark belongs to the letter before it.

@@ -387,7 +387,7 @@ def test_speech_keys_of_the_file_are_kept_and_printed(tmp_path):
     )
     config = loaded(deploy_config=path)
     assert (config.speech.normalize, config.speech.frames_per_token, config.speech.spare_frames) == (False, 20.0, 38)
-    assert (config.speech.tokens_ahead, loaded().speech.tokens_ahead) == (12, 3)
+    assert (config.speech.tokens_ahead, loaded().speech.tokens_ahead) == (12, 0)
     assert loaded(deploy_config="nano.yaml").speech.non_streaming
     assert not loaded(deploy_config="tiny.yaml").speech.non_streaming
     assert yaml.safe_load(to_yaml(config))["speech"]["normalize"] is False

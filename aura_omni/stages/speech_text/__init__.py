@@ -43,6 +43,11 @@ class SpeechText:
         """More of the written text -> what of it can be spoken now. Delta."""
         return self._reader.push(self._markup.push(delta))
 
+    @property
+    def apart(self) -> bool:
+        """Whether what came ends with a letter, and what follows, if anything, begins with a space or a mark: the word is whole."""
+        return self._reader.apart
+
     def finish(self) -> str:
         """The rest, when no more text comes."""
         return self._reader.push(self._markup.end()) + self._reader.end()

@@ -48,6 +48,15 @@ class Reader:
         ready, self._out = "".join(self._out), []
         return ready
 
+    @property
+    def apart(self) -> bool:
+        """Whether a letter was given out last, and something stands between it and the next word: then a space or mark comes first."""
+        if self._long != "no" or not self._last.isalpha():
+            return False  # a long word goes out as it comes
+        if self._held is not None:
+            return self._held_gap != ""
+        return (self._word_gap if self._word else self._gap) != ""
+
     def end(self) -> str:
         self._end_word()
         self._let_go()

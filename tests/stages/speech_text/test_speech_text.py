@@ -262,3 +262,16 @@ def test_spoken_text_spoken_again_is_the_same():
 def test_of_what_tells_the_language_only_the_start_is_looked_at():
     text = "the weather is fine " * 1_000
     assert SpeechText(context=text + "und das ist nicht mein Hund " * 10_000).feed("2 kg is, ") == "two kilograms is,"
+
+
+@given(st.text(alphabet="aB1 \n.,'()|→*#好。\u0301é-@", max_size=40))
+@example("5 apples 3 m e.g. This isn 't it " + 30 * "long" + " word")
+@example("a " + 30 * "long" + "er b")
+@example("好 a好 5 个")
+def test_a_word_is_only_said_to_be_whole_when_no_letter_joins_it(text):
+    speech, apart = SpeechText("english"), False
+    for delta in [*text, None]:
+        said = speech.finish() if delta is None else speech.feed(delta)
+        if said:
+            assert not apart or not (said[0].isalpha() or unicodedata.category(said[0]).startswith("M"))
+        apart = speech.apart
