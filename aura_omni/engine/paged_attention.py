@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from aura_omni.models.fused import _turned, _turned_rows, starts_early
+from aura_omni.models.fused import _turned_rows, starts_early
 from aura_omni.models.layers import RMSNorm, fusible
 
 BLOCK_KEYS = 64
@@ -120,12 +120,14 @@ def _decode_kernel(
     else:
         q = tl.load(q_ptr + q_at[:, None] + dims[None, :], mask=there[:, None], other=0.0)
     if split == 0:
-        k_from = k_ptr + row * k_width + head * D
+        k_at = row * k_width + head * D
         if RAW:
-            cos, sin = tl.load(cos_ptr + row * turn_width + dims), tl.load(sin_ptr + row * turn_width + dims)
-            k = _turned(k_from, k_weight, cos, sin, dims, eps, D)
+            own = tl.arange(0, 1)
+            turn_of_one = row * turn_width + own
+            k = _turned_rows(k_ptr, k_at + own, own == 0, k_weight, cos_ptr, sin_ptr, turn_of_one, dims, eps, D)
+            k = tl.reshape(k, [D])
         else:
-            k = tl.load(k_from + dims)
+            k = tl.load(k_ptr + k_at + dims)
         v = tl.load(v_ptr + row * v_width + head * D + dims)
         at = (tl.load(slots_ptr + row) * kv_heads + head) * D + dims
         tl.store(keys + at, k)
