@@ -72,17 +72,20 @@ def _pick_kernel(
     logits_ptr, floats_ptr, integers_ptr, out_ptr, table_ptr, rows_ptr, stream, vocabulary, width,
     TOP_K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+    """Program: a row. EARLY: it begins before the kernel in front of it has ended, and draws its noise meanwhile."""
     row = tl.program_id(0)
     tokens = tl.arange(0, BLOCK)
     inside = tokens < vocabulary
-    logits = tl.load(logits_ptr + row * vocabulary + tokens, mask=inside, other=float("-inf")).to(tl.float32)
+    if EARLY:
+        gdc_launch_dependents()
     temperature = tl.load(floats_ptr + row * 3)
     top_k = tl.load(integers_ptr + row * 3)
     seed = tl.load(integers_ptr + row * 3 + 1)
     step = tl.load(integers_ptr + row * 3 + 2)
+    noise = _gumbel(seed, step, stream, tokens)
+    if EARLY:
+        gdc_wait()
+    logits = tl.load(logits_ptr + row * vocabulary + tokens, mask=inside, other=float("-inf")).to(tl.float32)
     scores = logits / tl.maximum(temperature, 1e-6)
     if TOP_K:
         rank = tl.minimum(tl.maximum(top_k, 1), vocabulary)
@@ -91,9 +94,8 @@ def _pick_kernel(
         else:
             beyond = scores < _threshold(scores, rank, 32)
         scores = tl.where(beyond & (top_k > 0), float("-inf"), scores)
-    noisy = scores + _gumbel(seed, step, stream, tokens)
-    noisy = tl.where(inside, noisy, float("-inf"))
-    token = tl.where(temperature > 0, tl.argmax(noisy, 0), tl.argmax(logits, 0))
+    noisy = tl.where(temperature > 0, scores + noise, logits)
+    token = tl.argmax(tl.where(inside, noisy, float("-inf")), 0)
     # Where nothing is a number the best one may be beyond the vocabulary, and an index must not be.
     token = tl.minimum(token, vocabulary - 1).to(tl.int64)
     tl.store(out_ptr + row, token)

@@ -20,10 +20,12 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from aura_omni.models.fused import _turned_rows, starts_early
+from aura_omni.models.fused import _exchanged, _turned, starts_early
 from aura_omni.models.layers import RMSNorm, fusible
 
 BLOCK_KEYS = 64
+# Of a row of decoding: as many as most of ASR's and the Talker's have, which then need no second part.
+DECODE_KEYS, DECODE_WARPS, DECODE_STAGES = 128, 8, 2
 # Queries of a prefill chunk that one program takes: rows, times the heads that share a key head. With 64 the keys of a long
 # history come from the L2 cache no faster than tensor cores at half their speed need them.
 CHUNK_QUERIES = 128
@@ -59,19 +61,11 @@ def store(k: Tensor, v: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> 
 
 
 @triton.jit
-def _attend_block(
-    q, m, total, acc, keys, values, slots, inside, mask, scale, head, kv_heads, dims, D: tl.constexpr, ALL: tl.constexpr
-):
-    """One block of keys: q [M, D] against slots [K]; m, total [M] and acc [M, D] are the running maximum, sum and output.
+def _attend(q, k, v, m, total, acc, mask, scale, ALL: tl.constexpr):
+    """One block of keys and values [K, D]: q [M, D] against them; m, total [M] and acc [M, D] are the running maximum, sum and output.
 
-    scale turns products into exponents of 2. ALL: every query sees every slot, whatever `inside` [K] and `mask` [M, K] say.
+    scale turns products into exponents of 2. ALL: every query sees every key, whatever mask [M, K] says.
     """
-    at = (slots[:, None] * kv_heads + head) * D + dims[None, :]
-    if ALL:
-        k, v = tl.load(keys + at), tl.load(values + at)
-    else:
-        k = tl.load(keys + at, mask=inside[:, None], other=0.0)
-        v = tl.load(values + at, mask=inside[:, None], other=0.0)
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
     if not ALL:
         scores = tl.where(mask, scores, float("-inf"))
@@ -85,6 +79,20 @@ def _attend_block(
 
 
 @triton.jit
+def _attend_block(
+    q, m, total, acc, keys, values, slots, inside, mask, scale, head, kv_heads, dims, D: tl.constexpr, ALL: tl.constexpr
+):
+    """`_attend` to slots [K], those of them that are inside [K]."""
+    at = (slots[:, None] * kv_heads + head) * D + dims[None, :]
+    if ALL:
+        k, v = tl.load(keys + at), tl.load(values + at)
+    else:
+        k = tl.load(keys + at, mask=inside[:, None], other=0.0)
+        v = tl.load(values + at, mask=inside[:, None], other=0.0)
+    return _attend(q, k, v, m, total, acc, mask, scale, ALL)
+
+
+@triton.jit
 def _decode_kernel(
     q_ptr, k_ptr, v_ptr, q_width, k_width, v_width, q_weight, k_weight, cos_ptr, sin_ptr, turn_width, eps,
     slots_ptr, keys, values, table, table_width, lengths, acc_ptr, m_ptr, total_ptr, arrived_ptr, out_ptr, scale, kv_heads,
@@ -94,12 +102,11 @@ def _decode_kernel(
     """Program (row, key head, split): GROUP query heads of one row against a part of what came before it.
 
     The first split also takes the row's own key and value: it stores them, and nobody reads them from there in this step. RAW:
-    heads are normed and turned first. The split that comes to its end last puts all of them together.
+    heads are normed and turned first. The split that comes to its end last puts all of them together. EARLY: it begins before the
+    kernel in front of it has ended, and reads its first keys meanwhile. Those were written in earlier steps, tens of launches ago, of
+    which a GPU has room for a few at once.
     """
     row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
     dims, group = tl.arange(0, D), tl.arange(0, ROWS)
     heads = kv_heads * GROUP
     before = tl.load(lengths + row) - 1
@@ -109,34 +116,47 @@ def _decode_kernel(
     if (split > 0) & (start >= before):
         return
     used = tl.maximum(tl.cdiv(before, tl.maximum(part, 1)), 1)  # splits that have something to do
+    offsets = start + tl.arange(0, BLOCK)
+    inside = offsets < stop
+    pages = tl.load(table + row * table_width + offsets // PAGE, mask=inside, other=0).to(tl.int64)
+    first = ((pages * PAGE + offsets % PAGE)[:, None] * kv_heads + head) * D + dims[None, :]
+    k_first = tl.load(keys + first, mask=inside[:, None], other=0.0)
+    v_first = tl.load(values + first, mask=inside[:, None], other=0.0)
+    other = _exchanged(dims, D)
+    if RAW:
+        turn = row * turn_width + dims
+        cos, sin = tl.load(cos_ptr + turn)[None, :], tl.load(sin_ptr + turn)[None, :]
+        q_norm, q_other = tl.load(q_weight + dims)[None, :], tl.load(q_weight + other)[None, :]
+        k_norm, k_other = tl.load(k_weight + dims)[None, :], tl.load(k_weight + other)[None, :]
+    if EARLY:
+        gdc_wait()
+    there = (group < GROUP)[:, None]
+    q_at = row * q_width + (head * GROUP + group)[:, None] * D
+    q = tl.load(q_ptr + q_at + dims[None, :], mask=there, other=0.0)
+    if RAW:
+        mirrored = tl.load(q_ptr + q_at + other[None, :], mask=there, other=0.0)
+        q = _turned(q, mirrored, q_norm, q_other, cos, sin, dims, eps, D)
     m = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, D], tl.float32)
-    there = group < GROUP
-    q_at = row * q_width + (head * GROUP + group) * D
-    if RAW:
-        turn = row * turn_width + group * 0
-        q = _turned_rows(q_ptr, q_at, there, q_weight, cos_ptr, sin_ptr, turn, dims, eps, D)
-    else:
-        q = tl.load(q_ptr + q_at[:, None] + dims[None, :], mask=there[:, None], other=0.0)
     if split == 0:
-        k_at = row * k_width + head * D
-        if RAW:
-            own = tl.arange(0, 1)
-            turn_of_one = row * turn_width + own
-            k = _turned_rows(k_ptr, k_at + own, own == 0, k_weight, cos_ptr, sin_ptr, turn_of_one, dims, eps, D)
-            k = tl.reshape(k, [D])
-        else:
-            k = tl.load(k_ptr + k_at + dims)
+        k_at, own = row * k_width + head * D, tl.arange(0, 1)[:, None]
+        k = tl.load(k_ptr + k_at + own + dims[None, :])
         v = tl.load(v_ptr + row * v_width + head * D + dims)
+        if RAW:
+            mirrored = tl.load(k_ptr + k_at + own + other[None, :])
+            k = _turned(k, mirrored, k_norm, k_other, cos, sin, dims, eps, D)
         at = (tl.load(slots_ptr + row) * kv_heads + head) * D + dims
-        tl.store(keys + at, k)
+        tl.store(keys + at[None, :], k)
         tl.store(values + at, v)
-        m = tl.sum(q.to(tl.float32) * k.to(tl.float32)[None, :], 1) * scale
+        m = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1) * scale
         total = total + 1.0
         acc = acc + v.to(tl.float32)[None, :]
-    for first in range(start, stop, BLOCK):
-        offsets = first + tl.arange(0, BLOCK)
+    if EARLY:
+        gdc_launch_dependents()
+    m, total, acc = _attend(q, k_first, v_first, m, total, acc, inside[None, :] & (group[:, None] >= 0), scale, False)
+    for at_block in range(start + BLOCK, stop, BLOCK):
+        offsets = at_block + tl.arange(0, BLOCK)
         inside = offsets < stop
         pages = tl.load(table + row * table_width + offsets // PAGE, mask=inside, other=0).to(tl.int64)
         slots = pages * PAGE + offsets % PAGE
@@ -147,12 +167,12 @@ def _decode_kernel(
     kind: tl.constexpr = out_ptr.dtype.element_ty
     out_at = (row * heads + head * GROUP + group[:, None]) * D + dims[None, :]
     if used == 1:
-        tl.store(out_ptr + out_at, (acc / total[:, None]).to(kind), mask=there[:, None])
+        tl.store(out_ptr + out_at, (acc / total[:, None]).to(kind), mask=there)
         return
     held = (row * heads + head * GROUP + group) * SPLITS + split
-    tl.store(m_ptr + held, m, mask=there)
-    tl.store(total_ptr + held, total, mask=there)
-    tl.store(acc_ptr + held[:, None] * D + dims[None, :], acc, mask=there[:, None])
+    tl.store(m_ptr + held, m, mask=group < GROUP)
+    tl.store(total_ptr + held, total, mask=group < GROUP)
+    tl.store(acc_ptr + held[:, None] * D + dims[None, :], acc, mask=there)
     tl.debug_barrier()  # all threads have stored before one of them says so
     ended = tl.atomic_add(arrived_ptr + row * kv_heads + head, 1, sem="acq_rel", scope="gpu")
     if ended == used - 1:
@@ -228,7 +248,7 @@ def decode(
         given.q_weight, given.k_weight, given.cos, given.sin, given.cos.stride(0), given.eps,
         slots, keys, values, table, table.stride(0), lengths, acc, m, total, arrived, out, dim**-0.5 * LOG2_E, kv_heads,
         RAW=turn is not None, GROUP=group, ROWS=max(16, triton.next_power_of_2(group)), D=dim, PAGE=page_size,
-        BLOCK=BLOCK_KEYS, SPLITS=splits, EARLY=early, **options,
+        BLOCK=DECODE_KEYS, SPLITS=splits, EARLY=early, num_warps=DECODE_WARPS, num_stages=DECODE_STAGES, **options,
     )  # fmt: skip
     return out
 

@@ -96,24 +96,34 @@ def add_layer_norm(x: Tensor, more: Tensor, weight: Tensor, bias: Tensor, eps: f
 
 
 @triton.jit
-def _turned_rows(x_ptr, at, there, weight_ptr, cos_ptr, sin_ptr, turn, dims, eps, D: tl.constexpr):
-    """Heads' vectors, normalised and turned: at [R] where they begin, turn [R] where their rotations do; zeros where not there [R].
-
-    dims are 0..D-1.
-    """
-    half: tl.constexpr = D // 2
-    other = tl.where(dims < half, dims + half, dims - half)
-    real = there[:, None]
-    x = tl.load(x_ptr + at[:, None] + dims[None, :], mask=real, other=0.0)
+def _turned(x, mirrored, weight, other_weight, cos, sin, dims, eps, D: tl.constexpr):
+    """Heads' vectors [R, D], normalised and turned: mirrored and other_weight are x and weight with their halves exchanged; weights and
+    rotations [R, D] or [1, D]; dims are 0..D-1."""
     wide = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, 1) / D + eps)[:, None]
-    normed = (wide * scale).to(x.dtype) * tl.load(weight_ptr + dims)[None, :]
+    normed = (wide * scale).to(x.dtype) * weight
+    mirrored = (mirrored.to(tl.float32) * scale).to(x.dtype) * other_weight
+    mirrored = tl.where((dims < D // 2)[None, :], -mirrored, mirrored)
+    return (normed * cos).to(x.dtype) + (mirrored * sin).to(x.dtype)
+
+
+@triton.jit
+def _exchanged(dims, D: tl.constexpr):
+    """Of each place its partner in the other half."""
+    half: tl.constexpr = D // 2
+    return tl.where(dims < half, dims + half, dims - half)
+
+
+@triton.jit
+def _turned_rows(x_ptr, at, there, weight_ptr, cos_ptr, sin_ptr, turn, dims, eps, D: tl.constexpr):
+    """`_turned` of what is at x_ptr: at [R] where vectors begin, turn [R] where their rotations do; zeros where not there [R]."""
+    other, real = _exchanged(dims, D), there[:, None]
+    x = tl.load(x_ptr + at[:, None] + dims[None, :], mask=real, other=0.0)
     mirrored = tl.load(x_ptr + at[:, None] + other[None, :], mask=real, other=0.0)
-    mirrored = (mirrored.to(tl.float32) * scale).to(x.dtype) * tl.load(weight_ptr + other)[None, :]
-    mirrored = tl.where((dims < half)[None, :], -mirrored, mirrored)
     cos = tl.load(cos_ptr + turn[:, None] + dims[None, :], mask=real, other=0.0)
     sin = tl.load(sin_ptr + turn[:, None] + dims[None, :], mask=real, other=0.0)
-    return (normed * cos).to(x.dtype) + (mirrored * sin).to(x.dtype)
+    weight, other_weight = tl.load(weight_ptr + dims)[None, :], tl.load(weight_ptr + other)[None, :]
+    return _turned(x, mirrored, weight, other_weight, cos, sin, dims, eps, D)
 
 
 @triton.jit
@@ -220,36 +230,50 @@ def _dense_kernel(
     kv_heads,
     STEPS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, D: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Program (sequence, key head): norms and turns, stores the new keys and values; then GROUP query heads attend causally."""
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+    """Program (sequence, key head): norms and turns, stores the new keys and values; then GROUP query heads attend causally.
+
+    EARLY: it begins before the kernel in front of it has ended, and reads meanwhile what earlier passes have left. That was written
+    tens of launches ago, of which a GPU has room for a few at once.
+    """
     sequence, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     dims, place, row = tl.arange(0, D), tl.arange(0, KEYS), tl.arange(0, ROWS)
     heads = kv_heads * GROUP
     width = (heads + 2 * kv_heads) * D
+    other = _exchanged(dims, D)
     held = (sequence * kv_heads + head) * capacity * D + place[:, None] * D + dims[None, :]
-    new = (place >= start) & (place < start + STEPS)
+    old, new = (place < start)[:, None], ((place >= start) & (place < start + STEPS))[:, None]
+    k_old, v_old = tl.load(keys_ptr + held, mask=old, other=0.0), tl.load(values_ptr + held, mask=old, other=0.0)
     fresh = sequence * STEPS + place - start  # row of the step
-    k_at, v_at = fresh * width + (heads + head) * D, fresh * width + (heads + kv_heads + head) * D
-    k_new = _turned_rows(qkv_ptr, k_at, new, k_weight, cos_ptr, sin_ptr, fresh * turn_width, dims, eps, D)
-    v_new = tl.load(qkv_ptr + v_at[:, None] + dims[None, :], mask=new[:, None], other=0.0)
-    old = (place < start)[:, None]
-    k = tl.load(keys_ptr + held, mask=old, other=0.0) + k_new
-    v = tl.load(values_ptr + held, mask=old, other=0.0) + v_new
-    tl.store(keys_ptr + held, k_new, mask=new[:, None])
-    tl.store(values_ptr + held, v_new, mask=new[:, None])
-    step, real = row // GROUP, row < STEPS * GROUP
+    k_turn = (fresh * turn_width)[:, None] + dims[None, :]
+    k_cos, k_sin = tl.load(cos_ptr + k_turn, mask=new, other=0.0), tl.load(sin_ptr + k_turn, mask=new, other=0.0)
+    k_norm, k_other = tl.load(k_weight + dims)[None, :], tl.load(k_weight + other)[None, :]
+    step, real = row // GROUP, (row < STEPS * GROUP)[:, None]
     token, query_head = sequence * STEPS + step, head * GROUP + row % GROUP
+    q_turn = (token * turn_width)[:, None] + dims[None, :]
+    q_cos, q_sin = tl.load(cos_ptr + q_turn, mask=real, other=0.0), tl.load(sin_ptr + q_turn, mask=real, other=0.0)
+    q_norm, q_other = tl.load(q_weight + dims)[None, :], tl.load(q_weight + other)[None, :]
+    if EARLY:
+        gdc_wait()
+    k_at, v_at = fresh * width + (heads + head) * D, fresh * width + (heads + kv_heads + head) * D
     q_at = token * width + query_head * D
-    q = _turned_rows(qkv_ptr, q_at, real, q_weight, cos_ptr, sin_ptr, token * turn_width, dims, eps, D)
-    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    q = tl.load(qkv_ptr + q_at[:, None] + dims[None, :], mask=real, other=0.0)
+    q_mirrored = tl.load(qkv_ptr + q_at[:, None] + other[None, :], mask=real, other=0.0)
+    k_new = tl.load(qkv_ptr + k_at[:, None] + dims[None, :], mask=new, other=0.0)
+    k_mirrored = tl.load(qkv_ptr + k_at[:, None] + other[None, :], mask=new, other=0.0)
+    v_new = tl.load(qkv_ptr + v_at[:, None] + dims[None, :], mask=new, other=0.0)
+    if EARLY:
+        gdc_launch_dependents()
+    k_new = _turned(k_new, k_mirrored, k_norm, k_other, k_cos, k_sin, dims, eps, D)
+    tl.store(keys_ptr + held, k_new, mask=new)
+    tl.store(values_ptr + held, v_new, mask=new)
+    q = _turned(q, q_mirrored, q_norm, q_other, q_cos, q_sin, dims, eps, D)
+    scores = tl.dot(q, tl.trans(k_old + k_new), input_precision="ieee") * scale
     scores = tl.where(place[None, :] <= start + step[:, None], scores, float("-inf"))
     weights = tl.exp(scores - tl.max(scores, 1)[:, None])
     total = tl.sum(weights, 1)
-    out = tl.dot(weights.to(v.dtype), v, input_precision="ieee") / total[:, None]
+    out = tl.dot(weights.to(v_old.dtype), v_old + v_new, input_precision="ieee") / total[:, None]
     at = (token * heads + query_head) * D
-    tl.store(out_ptr + at[:, None] + dims[None, :], out.to(out_ptr.dtype.element_ty), mask=real[:, None])
+    tl.store(out_ptr + at[:, None] + dims[None, :], out.to(out_ptr.dtype.element_ty), mask=real)
 
 
 def dense_attend(
