@@ -18,7 +18,7 @@ from torch import Tensor
 
 from aura_omni.engine.attention import PagedKV
 from aura_omni.engine.graphs import Graphed, GraphPool, sizes_up_to
-from aura_omni.engine.lane import sent
+from aura_omni.engine.lane import sent, staged
 from aura_omni.engine.numbers import RowNumbers, StepNumbers
 from aura_omni.engine.sampler import Filters, pick
 from aura_omni.engine.seats import Seats, constrained
@@ -142,7 +142,7 @@ class Steps:
         slot, chunks = self._kv.chunk_numbers(batch, rows=graph.size(batch.rows), chunks=PREFILL_CHUNKS)
         positions = rows.positions[:, None] if rows.positions.dim() == 1 else rows.positions.T
         adds = () if not self._model.adds else (_adds_of_all(rows, self._model.adds),)
-        return graph(rows.x, positions, self._sent(slot[:, None]), *adds, self._sent(chunks))
+        return graph(rows.x, positions, self._staged(slot[:, None]), *adds, self._staged(chunks))
 
     def _pack(self, batch: Batch, graphed: Graphed | None, *, pages: bool, ahead: int = 0) -> tuple[Tensor, _How]:
         """What the rows that yield an id need from the host; pages: with what attention needs; ahead: ids that are being drawn."""
@@ -161,6 +161,7 @@ class Steps:
         how = _How.of([sequence.sampling for sequence in sequences], [sequence.inner for sequence in sequences])
         if graphed is not None:
             how |= self._usual  # what nobody uses does no harm, and another graph would be captured while requests wait
+            return self._staged(numbers), how
         return self._sent(numbers), how
 
     def _seat(self, sequence: Sequence) -> None:
@@ -184,6 +185,10 @@ class Steps:
 
     def _sent(self, values: np.ndarray | Seq[int]) -> Tensor:
         return sent(values, self._model.device)
+
+    def _staged(self, values: np.ndarray) -> Tensor:
+        """For a graph, which copies it to the device itself."""
+        return staged([values], self._model.device)
 
     def _capture(self, max_num_seqs: int) -> None:
         """Make graphs of short prefills, and of the two functions that end in a draw, as they are usually needed."""
