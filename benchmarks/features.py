@@ -36,7 +36,7 @@ FEATURES: Mapping[str, Mapping[str, object]] = {
     "fused-draw": {"aura_omni.engine.fused_sampler.MOST_VOCABULARY": 0},
     # The kernel of decode attention, with its splits and the store in it: that of chunks.
     "decode-attention": {"aura_omni.engine.attention.PagedKV.decode_step": _as_chunks},
-    # Chunks after long histories cut in two.
+    # Chunks after long histories cut into parts.
     "split-chunks": {"aura_omni.engine.paged_attention.LONG_CONTEXT": 1 << 40},
     # Graphs of more than 128 rows.
     "long-prefills": {"aura_omni.engine.steps.PREFILL_SIZES": SHORT_PREFILLS},
@@ -54,7 +54,7 @@ FEATURES: Mapping[str, Mapping[str, object]] = {
     },
     # Kernels that begin before the one in front of them has ended.
     "early-starts": {"aura_omni.models.fused.starts_early": _no, "aura_omni.engine.paged_attention.starts_early": _no},
-    # Turning the vision tower's queries and keys in one launch.
+    # Turning the vision tower's queries and keys in one launch, and norming its sums in that which adds them up.
     "turned-patches": {"aura_omni.models.qwen3_vl.fusible": _no},
 }
 

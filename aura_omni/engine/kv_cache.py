@@ -59,11 +59,9 @@ class KVCache:
         assert not sequence.pages, f"sequence {sequence.id} has pages already"
         hits = self._find(sequence)
         fresh = self._pages_for(sequence.length) - len(hits)
-        if fresh + sum(1 for page in hits if not self._references[page]) + headroom > self.free:
+        if fresh + sum(map(self._idle.__contains__, hits)) + headroom > self.free:
             return False
-        for page in hits:
-            self._idle.pop(page, None)
-            self._references[page] += 1
+        self._refer(hits)
         sequence.pages = hits + [self._take() for _ in range(fresh)]
         sequence.computed = len(hits) * self.page_size
         return True
@@ -86,9 +84,7 @@ class KVCache:
         found = len(hits) * self.page_size - sequence.computed
         if found <= 0:
             return 0
-        for page in hits:
-            self._idle.pop(page, None)
-            self._references[page] += 1
+        self._refer(hits)
         own, sequence.pages = sequence.pages, hits + sequence.pages[len(hits) :]
         self._unreference(own[: len(hits)])
         sequence.computed += found
@@ -146,6 +142,13 @@ class KVCache:
         self._references[page] = 1
         return page
 
+    def _refer(self, hits: list[int]) -> None:
+        references = self._references
+        for page in hits:
+            if not references[page]:
+                del self._idle[page]
+            references[page] += 1
+
     def _unreference(self, pages: list[int]) -> None:
         # The last page first, so that a chain loses its end before the pages that the end depends on.
         for page in reversed(pages):
@@ -167,7 +170,15 @@ class KVCache:
         hits: list[int] = []
         if not (self.prefix_caching and sequence.cacheable):
             return hits
-        for index in range((sequence.length - 1) // self.page_size):
+        if not sequence.page_keys and sequence.beginning is not None:
+            sequence.page_keys += sequence.beginning.known(self.page_size)
+        full = (sequence.length - 1) // self.page_size
+        for key in sequence.page_keys[:full]:  # hundreds, after a long history
+            page = self._page_of.get(key)
+            if page is None:
+                return hits
+            hits.append(page)
+        for index in range(len(hits), full):
             page = self._page_of.get(self._key(sequence, index))
             if page is None:
                 break
@@ -177,8 +188,6 @@ class KVCache:
     def _key(self, sequence: Sequence, index: int) -> bytes:
         """Key of the sequence's full page `index`. Kept with the sequence, as its tokens only ever grow."""
         keys = sequence.page_keys
-        if not keys and sequence.beginning is not None:
-            keys += sequence.beginning.known(self.page_size)
         while len(keys) <= index:
             begin = len(keys) * self.page_size
             tokens = sequence.tokens[begin : begin + self.page_size]

@@ -35,8 +35,9 @@ CHUNK_QUERIES = 128
 DECODE_PROGRAMS = 1_024
 MOST_SPLITS, LEAST_SPLITS = 64, 8
 
-# A chunk whose programs would leave half of such a GPU idle is cut in two, if contexts can be so long that it matters.
-CHUNK_SPLITS, CHUNK_PROGRAMS, LONG_CONTEXT = 2, 132, 8_192
+# Contexts of chunks are cut too while all parts fit such a GPU at once, if contexts can be so long that it matters. A question of
+# a few rows after an hour of video is a few programs otherwise.
+CHUNK_PROGRAMS, MOST_CHUNK_SPLITS, LONG_CONTEXT = 132, 16, 8_192
 
 LOG2_E = 1.4426950408889634  # exp(x) = exp2(x log2 e), and exp2 is what the hardware has
 
@@ -211,6 +212,14 @@ def splits_of(programs: int) -> int:
     return 1 << (wanted.bit_length() - 1)
 
 
+def chunk_splits(programs: int, context: int) -> int:
+    """The same for chunks; context: rows that a sequence can have."""
+    if context <= LONG_CONTEXT:
+        return 1
+    wanted = max(1, min(MOST_CHUNK_SPLITS, CHUNK_PROGRAMS // programs))
+    return 1 << (wanted.bit_length() - 1)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Turn:
     """What heads are normed and turned with: weights [D] of queries and of keys; cos, sin [B, D] of equal strides."""
@@ -348,11 +357,7 @@ def prefill(
     queries = max(16, min(CHUNK_QUERIES, triton.next_power_of_2(most_rows * wide)))
     each = max(1, queries // wide)
     blocks = triton.cdiv(most_rows, each)
-    splits = (
-        CHUNK_SPLITS
-        if blocks * kv_heads * CHUNK_SPLITS <= CHUNK_PROGRAMS and table.shape[1] * page_size > LONG_CONTEXT
-        else 1
-    )
+    splits = chunk_splits(blocks * kv_heads, table.shape[1] * page_size)
     acc = m = total = out  # not used by a single split
     if splits > 1:
         acc = torch.empty(rows, heads, splits, dim, dtype=torch.float32, device=q.device)
@@ -365,8 +370,9 @@ def prefill(
         num_warps=8 if each * wide >= 128 else 4,
     )  # fmt: skip
     if splits > 1:
-        # Thousands of programs of a few numbers each: with one warp twice as many are there at once.
-        _combine_kernel[(rows * heads,)](acc, m, total, out, D=dim, SPLITS=splits, num_warps=1)
+        # Of many rows, thousands of programs of a few numbers each: with one warp twice as many are there at once.
+        warps = 1 if splits == 2 else 4
+        _combine_kernel[(rows * heads,)](acc, m, total, out, D=dim, SPLITS=splits, num_warps=warps)
 
 
 class DecodeStep:

@@ -169,9 +169,6 @@ class ArRunner:
         self.check(sequence.prompt_length, sequence.sampling)
         self._prompt_tokens += sequence.prompt_length
         self._scheduler.close(sequence)
-        if sequence.seat >= 0:
-            with self._lane.active(), torch.inference_mode():
-                self._seat(sequence)  # what the prompt says counts in its penalties
 
     def abort(self, sequence: Sequence) -> None:
         """End the sequence with reason "cancelled", at any point. Nothing happens if it has ended or was refused by `add`."""
@@ -209,8 +206,6 @@ class ArRunner:
         if batch is None:
             return False
         self._under_way.begin()
-        for sequence in list(self._scheduler.seated):
-            self._seat(sequence)
         decoding = [index for index in range(len(batch.sequences)) if _decodes(batch, index)]
         others = [index for index in range(len(batch.sequences)) if index not in decoding]
         self._steps += 1
@@ -240,15 +235,6 @@ class ArRunner:
         self._computed_rows += going.rows
         self._launch_safely(going, decode=True, ahead=True)
         return True
-
-    def _seat(self, sequence: Sequence) -> None:
-        try:
-            if not sequence.finished:  # the end of another one before it may have ended it
-                self._compute.seat(sequence)
-        except torch.AcceleratorError:
-            raise
-        except Exception as error:
-            self._fail(sequence, error)
 
     def _launch_safely(self, batch: Batch, *, decode: bool, ahead: bool = False) -> None:
         """Launch rows. If that fails, launch their sequences one by one, so that only those at fault end."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from aura_omni.engine.attention import PagedKV
 from aura_omni.engine.graphs import Graphed, GraphPool, sizes_up_to
-from aura_omni.engine.lane import sent
+from aura_omni.engine.lane import sent, staged
 from aura_omni.engine.numbers import RowNumbers, StepNumbers
 from aura_omni.engine.sampler import Filters, pick
 from aura_omni.engine.seats import Seats, constrained
@@ -100,6 +100,7 @@ class Steps:
             spare_page=self._kv.spare_page,
             most_pages=-(-max_model_len // page_size),
         )
+        self._owners: list[tuple[int, int] | None] = [None] * max_num_seqs  # whom each seat is ready for
         self._usual = _How.of(usual[:1], usual[1:])
         self._decode_graph: Graphed | None = None
         self._draw_graph: Graphed | None = None
@@ -107,20 +108,6 @@ class Steps:
         if graphs:
             self._capture(max_num_seqs)
             model.prepare_graphs()
-
-    def seat(self, sequence: Sequence) -> None:
-        """Make its seat ready for a sequence that has just been given it."""
-        sampling = sequence.sampling
-        self._numbers.seated(sequence.seat)
-        self._seats.fill(
-            sequence.seat,
-            sampling,
-            inner=sequence.inner,
-            seed=sequence.seed,
-            prompt=sequence.tokens[: sequence.prompt_length] if self._model.penalise_prompt else (),
-            outputs=sequence.outputs,
-            stop_ids=sequence.stop_ids | self._model.stop_ids | set(sampling.stop_token_ids),
-        )
 
     def decode(self, batch: Batch, *, ahead: bool = False) -> Tensor:
         """One row of each sequence, from its seat; those that are not there yet are put there first.
@@ -155,11 +142,13 @@ class Steps:
         slot, chunks = self._kv.chunk_numbers(batch, rows=graph.size(batch.rows), chunks=PREFILL_CHUNKS)
         positions = rows.positions[:, None] if rows.positions.dim() == 1 else rows.positions.T
         adds = () if not self._model.adds else (_adds_of_all(rows, self._model.adds),)
-        return graph(rows.x, positions, self._sent(slot[:, None]), *adds, self._sent(chunks))
+        return graph(rows.x, positions, self._staged(slot[:, None]), *adds, self._staged(chunks))
 
     def _pack(self, batch: Batch, graphed: Graphed | None, *, pages: bool, ahead: int = 0) -> tuple[Tensor, _How]:
         """What the rows that yield an id need from the host; pages: with what attention needs; ahead: ids that are being drawn."""
         sequences = batch.sequences
+        for sequence in sequences:
+            self._seat(sequence)
         last = [sequence.length - 1 + ahead for sequence in sequences]
         numbers = self._numbers.pack(
             sequences,
@@ -172,10 +161,34 @@ class Steps:
         how = _How.of([sequence.sampling for sequence in sequences], [sequence.inner for sequence in sequences])
         if graphed is not None:
             how |= self._usual  # what nobody uses does no harm, and another graph would be captured while requests wait
+            return self._staged(numbers), how
         return self._sent(numbers), how
+
+    def _seat(self, sequence: Sequence) -> None:
+        """Make its seat ready for a sequence that has not used it: with its first draw, when all else of its prompt is launched."""
+        owner = (sequence.id, sequence.preempted)
+        if self._owners[sequence.seat] == owner:
+            return
+        sampling = sequence.sampling
+        self._owners[sequence.seat] = None
+        self._numbers.seated(sequence.seat)
+        self._seats.fill(
+            sequence.seat,
+            sampling,
+            inner=sequence.inner,
+            seed=sequence.seed,
+            prompt=sequence.tokens[: sequence.prompt_length] if self._model.penalise_prompt else (),
+            outputs=sequence.outputs,
+            stop_ids=sequence.stop_ids | self._model.stop_ids | set(sampling.stop_token_ids),
+        )
+        self._owners[sequence.seat] = owner
 
     def _sent(self, values: np.ndarray | Seq[int]) -> Tensor:
         return sent(values, self._model.device)
+
+    def _staged(self, values: np.ndarray) -> Tensor:
+        """For a graph, which copies it to the device itself."""
+        return staged([values], self._model.device)
 
     def _capture(self, max_num_seqs: int) -> None:
         """Make graphs of short prefills, and of the two functions that end in a draw, as they are usually needed."""

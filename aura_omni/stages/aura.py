@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aura_omni.engine.lane import sent, staged
+from aura_omni.engine.lane import sent_together, staged
 from aura_omni.engine.loader import Checkpoint
 from aura_omni.engine.sampler import Draw
 from aura_omni.engine.sequence import Batch, FinishReason, Sequence
@@ -225,16 +225,19 @@ class AuraStage(StageModel):
         for need in ahead:
             # A copy: all that was encoded in the same call would stay with a part of it.
             need.seen.features[need.index] = need.seen.features[need.index].clone()
-        x = self.network.embed_tokens(sent(batch.tokens(), self.device))
-        positions = sent(_positions(batch), self.device)
-        if not needs:
-            _forget(batch)
-            return Rows(x, positions)
-        features = torch.cat([need.seen.features[need.index][:, need.first : need.stop] for need in needs], dim=1)
-        numbers = np.concatenate([np.arange(need.row, need.row + need.stop - need.first) for need in needs])
-        where = sent(numbers, self.device)
+        # Which rows are pictures', none or more.
+        pictures = [np.arange(need.row, need.row + need.stop - need.first) for need in needs]
+        tokens, positions, where = sent_together(
+            [np.array(batch.tokens(), np.int64), _positions(batch), np.concatenate([np.empty(0, np.int64), *pictures])],
+            self.device,
+        )
+        x = self.network.embed_tokens(tokens)
+        features = [need.seen.features[need.index][:, need.first : need.stop] for need in needs]
         _forget(batch)
-        return Rows(x.index_copy(0, where, features[0]), positions, tuple(features[1:]), where)
+        if not features:
+            return Rows(x, positions)
+        first, *adds = torch.cat(features, dim=1)
+        return Rows(x.index_copy(0, where, first), positions, tuple(adds), where)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.network.head(hidden).float()

@@ -215,13 +215,7 @@ class PromptWriter:
         before_last = draft.mark(last)
         for message in messages[last:]:
             self._message(draft, message)
-        self._open(draft, "assistant")
-        for piece in self._profile.assistant_prefix:
-            control = self._tokenizer.find(piece)
-            if control is None:
-                draft.text(piece)
-            else:
-                draft.control(control)
+        self._answer_begins(draft)
         prompt = self._finished(draft, before_last, written)
         if last and (written is None or last > written.messages):
             self._memory.keep(path[: last + 1], before_last.of(prompt), instead=path[: begun + 1] if written else ())
@@ -301,6 +295,15 @@ class PromptWriter:
             draft.control(self.controls.vision_start)
             draft.pads(pad, visual, number)
             draft.control(self.controls.vision_end)
+
+    def _answer_begins(self, draft: _Draft) -> None:
+        self._open(draft, "assistant")
+        for piece in self._profile.assistant_prefix:
+            control = self._tokenizer.find(piece)
+            if control is None:
+                draft.text(piece)
+            else:
+                draft.control(control)
 
     def _refuse_pictures(self, message: Message) -> None:
         if any(isinstance(part, Video) for part in message.parts):

@@ -180,6 +180,12 @@ def test_contexts_are_cut_into_parts_while_that_keeps_the_device_busy() -> None:
     assert parts == {1: 64, 2: 64, 3: 32, 4: 32, 8: 16, 16: 8, 32: 8, 64: 8}
 
 
+def test_contexts_of_chunks_are_cut_into_as_many_parts_as_run_at_once() -> None:
+    parts = {blocks: paged_attention.chunk_splits(8 * blocks, 32_768) for blocks in (1, 2, 3, 4, 8, 9, 16, 100)}
+    assert parts == {1: 16, 2: 8, 3: 4, 4: 4, 8: 2, 9: 1, 16: 1, 100: 1}
+    assert paged_attention.chunk_splits(8, 8_192) == 1
+
+
 @LOOPS
 def test_what_is_not_finite_reaches_the_output_of_its_row_alone() -> None:
     lengths = [70, 70, 70]
@@ -205,13 +211,14 @@ def test_what_is_not_finite_reaches_the_output_of_its_row_alone() -> None:
         (2, 6, [130, 3, 65]),  # three share one
         (1, 64, [7, 3, 1]),  # so many heads share one that a block is few rows
         (2, 8, [1, 2, 1]),
+        (16, 8, [1, 20, 1]),
     ],
 )
 def test_paged_prefill_equals_plain_attention(
     dtype: torch.dtype, limit: float, splits: int, heads: int, counts: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(paged_attention, "LONG_CONTEXT", 0 if splits > 1 else 10**9)
-    monkeypatch.setattr(paged_attention, "CHUNK_SPLITS", splits)
+    monkeypatch.setattr(paged_attention, "MOST_CHUNK_SPLITS", splits)
     torch.manual_seed(0)
     lengths = [150, 200, 65]
     keys, values, table = pool(lengths, 2, 128, dtype)

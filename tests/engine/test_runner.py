@@ -9,7 +9,7 @@ from tiny_stage import GREEDY, STOP, VOCABULARY, Request, TinyStage, make_runner
 
 from aura_omni.engine.runner import SHARED_ROWS
 from aura_omni.engine.seats import Seats
-from aura_omni.engine.sequence import MediaSpan, Sequence
+from aura_omni.engine.sequence import Batch, MediaSpan, Sequence
 from aura_omni.errors import BadRequest, EngineError, Overloaded, PromptTooLong, Unavailable
 from aura_omni.flow import Sampling
 
@@ -492,6 +492,24 @@ def test_a_seat_that_cannot_be_filled_ends_only_the_request_it_was_for(monkeypat
     assert bad.sequence.finished == "error"
     assert ended.reason == "cancelled"
     assert good.heard == want
+
+
+def test_a_seat_is_made_ready_once_and_after_what_the_device_can_begin_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[str] = []
+    rows, fill = TinyStage.rows, Seats.fill
+
+    def watched(stage: TinyStage, batch: Batch) -> Any:
+        launched.append("rows")
+        return rows(stage, batch)
+
+    def filled(*of: Any, **rest: Any) -> None:
+        launched.append("seat")
+        fill(*of, **rest)
+
+    monkeypatch.setattr(TinyStage, "rows", watched)
+    monkeypatch.setattr(Seats, "fill", filled)
+    run(make_runner(TinyStage(), max_num_batched_tokens=8), Request(prompt(20), replace(GREEDY, max_tokens=4)))
+    assert launched == ["rows", "rows", "rows", "seat"]
 
 
 def test_a_seat_keeps_nothing_of_its_former_owner() -> None:
