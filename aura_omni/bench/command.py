@@ -90,6 +90,12 @@ def _measured(client: Client, work: Work, load: Load, number: int) -> dict[str, 
 def _loads(arguments: argparse.Namespace) -> list[Load]:
     if arguments.clients and arguments.rate:
         raise ConfigError("--clients is a closed loop and --rate an open one; give one of them")
+    for flag in ("clients", "each", "requests", "processes"):
+        given = getattr(arguments, flag)
+        if min(given if isinstance(given, list) else [1 if given is None else given]) < 1:
+            raise ConfigError(f"--{flag} is {shown(given)}; it must be at least 1")
+    if arguments.rate and min(arguments.rate) <= 0:
+        raise ConfigError(f"--rate is {shown(arguments.rate)}; it must be above 0")
     if arguments.rate:
         return [Open(rate, arguments.requests) for rate in arguments.rate]
     return [Closed(clients, arguments.each) for clients in arguments.clients or [1]]

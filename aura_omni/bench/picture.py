@@ -85,9 +85,9 @@ def _times(axes: Axes, runs: Runs) -> None:
             )
     axes.set_yscale("log")
     low, high = axes.get_ylim()
-    axes.set_ylim(low / 1.3, high * 1.3)  # so that at least one of 1, 2 and 5 is written beside the axis
+    digits = "25" if high > 10 * low else "23456789"  # that have a label; 1 always has
     axes.yaxis.set_major_formatter(lambda value, _: _seconds(value))
-    axes.yaxis.set_minor_formatter(lambda value, _: _seconds(value) if f"{value:.0e}"[0] in "25" else "")
+    axes.yaxis.set_minor_formatter(lambda value, _: _seconds(value) if f"{value:.0e}"[0] in digits else "")
     axes.tick_params(axis="y", which="both", labelsize=8)
     axes.set_ylabel("since the request was sent")
     axes.set_title("How long one waits: median, and up to the 95th percentile", fontsize=10)

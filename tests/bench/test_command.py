@@ -79,6 +79,9 @@ def test_a_refusal_is_an_error_of_the_run_and_of_the_command(server, capsys):
         (["speech", "--body", "[1]"], "--body is '[1]'; it must be a JSON object"),
         (["speech", "--body", "{"], "--body is not JSON"),
         (["turn", "--clients", "1", "--rate", "2"], "--clients is a closed loop and --rate an open one"),
+        (["turn", "--clients", "1", "0"], "--clients is [1, 0]; it must be at least 1"),
+        (["turn", "--processes", "0"], "--processes is 0; it must be at least 1"),
+        (["turn", "--rate", "0"], "--rate is [0.0]; it must be above 0"),
     ],
 )
 def test_arguments_that_cannot_be_meant_are_refused(server, capsys, arguments, message):
