@@ -38,14 +38,15 @@ def run(arguments: argparse.Namespace) -> int:
         _draw(arguments)
         return 0
     loads = _loads(arguments)
+    seed = secrets.randbits(31) if arguments.seed is None else arguments.seed
     client = Client(
         url=_url(arguments.url),
         api_key=arguments.api_key,
         timeout_s=arguments.timeout_s,
         processes=arguments.processes,
         warm_up=arguments.warm_up,
+        seed=seed,
     )
-    seed = secrets.randbits(31) if arguments.seed is None else arguments.seed
     work = _work(arguments, arguments.model or _first_model(client), seed)
     report: dict[str, Any] = {
         "command": shlex.join(["aura-omni", *sys.argv[1:]]),
