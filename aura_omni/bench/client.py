@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import signal
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -184,5 +185,6 @@ def _together(shares: list[_Share], between: Callable[[], None]) -> Measured:
 
 def _work(share: _Share, connection: Connection) -> None:
     """Of a process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # which a terminal sends to us as well; who started us ends us
     others = _Together(connection)
     connection.send(asyncio.run(share.run(before=others.wait, between=others.wait)))
