@@ -31,8 +31,10 @@ import numpy as np
 from lengths import AURA_TOKENS, WORD, forced, silence
 from true_size import Report, machine, memory, stages_of, true_stages, write
 
+from aura_omni.assembly import PAGE_SIZE
 from aura_omni.bench.playback import listen
 from aura_omni.bench.report import UNDERRUN_S, spread
+from aura_omni.bench.stages import Counts, during
 from aura_omni.config import Config, Options, load_here
 from aura_omni.flow import (
     SILENT_TEXT,
@@ -114,26 +116,40 @@ def measure(arguments: argparse.Namespace, folder: Path, config: Config) -> None
         with ThreadPoolExecutor(PREPARED_AT_ONCE) as pool:
             list(pool.map(Session.prepare, sessions))
         report.add("prepare_s", round(time.monotonic() - begin, 1))
-        aura = pipeline.parts.ar_runners["aura"]
-        before = aura.counters
-        report.add("cache_rows", {"of": before.pages * 16, "kept": before.pages_kept * 16})
+        before = counts(pipeline)
+        report.add("cache_rows", cache(pipeline))
         begin = time.monotonic() + 0.5
         with ThreadPoolExecutor(len(sessions)) as pool:
             list(pool.map(lambda session: session.live(begin), sessions))
-        after = aura.counters
+        wall_s, after = time.monotonic() - begin, counts(pipeline)
         rounds = [found for session in sessions for found in session.found]
         report.add("rounds", summary(rounds))
-        report.add(
-            "aura_rows_a_round",
-            {
-                "computed": round((after.computed_rows - before.computed_rows) / len(rounds)),
-                "from_cache": round((after.cached_rows - before.cached_rows) / len(rounds)),
-            },
-        )
+        report.add("stages", during(before, after, wall_s))
+        gained = {name: after["aura"][name] - before["aura"][name] for name in ("rows", "cached")}
+        report.add("aura_rows_a_round", {name: round(rows / len(rounds)) for name, rows in gained.items()})
         pipeline.engine.check_integrity()
         report.add("memory_gib", memory())
     finally:
         pipeline.close()
+
+
+def counts(pipeline: Pipeline) -> Counts:
+    return {
+        stage: {
+            "steps": found.steps,
+            "rows": found.computed_rows,
+            "step_s": found.step_s,
+            "prompt": found.prompt_tokens,
+            "cached": found.cached_rows,
+        }
+        for stage, found in pipeline.counters.items()
+    }
+
+
+def cache(pipeline: Pipeline) -> dict[str, int]:
+    """Rows of AURA's, and how many of them hold what was said before."""
+    found = pipeline.counters["aura"]
+    return {"of": found.pages * PAGE_SIZE, "kept": found.pages_kept * PAGE_SIZE}
 
 
 # ---------------------------------------------------------------- a session

@@ -33,6 +33,7 @@ from true_size import stages_of, true_stages, write
 from aura_omni.nano.random_family import write_family
 
 SENTENCE = "A red ball is on the table, and two blue cups are beside it on the left."
+START_S = 300.0  # the most that a start may take
 LOADS = ("first", "turn", "silent", "speech", "open", "transcript")
 
 
@@ -46,12 +47,11 @@ def main() -> int:
     parser.add_argument(
         "--processes", type=int, default=max(1, (os.cpu_count() or 1) // 4), help="of the client (default: %(default)s)"
     )
-    parser.add_argument(
-        "--limit-s", type=float, default=90.0, help="of the start and of each load (default: %(default)s)"
-    )
+    parser.add_argument("--limit-s", type=float, default=90.0, help="of each load (default: %(default)s)")
     arguments = parser.parse_args()
     if arguments.tiny == (arguments.folder is not None):
         parser.error("give --folder FOLDER or --tiny")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what we have started ends with us
     arguments.out.mkdir(parents=True, exist_ok=True)
     if arguments.tiny:
         with TemporaryDirectory() as folder:
@@ -66,7 +66,7 @@ def measure(arguments: argparse.Namespace, folder: Path, deploy: str, stages: di
         stage["default_sampling_params"] = sampling
     flags = ["--deploy-config", deploy, "--stage-overrides", json.dumps(stages), "--served-model-name", "aura"]
     with Server(flags, log=arguments.out / "serve.log") as server:
-        ready_s = server.wait(arguments.limit_s)
+        ready_s = server.wait(START_S)
         print(f"ready after {ready_s:.2f} s", flush=True)
         commands = loads(folder, tiny=arguments.tiny, each=arguments.each or (2 if arguments.tiny else 6))
         failed = [name for name in arguments.loads if not bench(name, commands[name], server.url, arguments)]
@@ -117,14 +117,17 @@ def bench(name: str, command: Sequence[str], url: str, arguments: argparse.Names
     if importlib.util.find_spec("matplotlib") is not None:
         command += ["--picture", str(arguments.out / f"{name}.png")]
     print(f"== {name}", flush=True)
-    client = subprocess.Popen([sys.executable, "-m", "aura_omni", "bench", *command])
+    # A session of its own, so that the client's own processes can be ended with it.
+    client = subprocess.Popen([sys.executable, "-m", "aura_omni", "bench", *command], start_new_session=True)
     try:
         return client.wait(arguments.limit_s) == 0
     except subprocess.TimeoutExpired:
         print(f"given up after {arguments.limit_s:g} s", flush=True)
-        client.send_signal(signal.SIGINT)
-        client.wait()
         return False
+    finally:
+        if client.poll() is None:
+            os.killpg(client.pid, signal.SIGTERM)
+            client.wait()
 
 
 # ---------------------------------------------------------------- the server

@@ -3,14 +3,16 @@
     client = Client(url="http://localhost:8091", processes=4)
     measured = client.run(Transcripts(model="asr", seed=1), Closed(clients=128, each=4), number=0)
 
-Every process makes its requests before the clock starts, says that it is ready, and begins when all are. Their clock is the
-system's monotonic one, which processes of a machine share.
+Every process makes its requests before the clock starts, says that it is ready, and begins when all are: first to warm up, so
+that the server has seen all of them at once, then in earnest. Their clock is the system's monotonic one, which processes
+of a machine share.
 """
 
 from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import signal
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -45,13 +47,15 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
-    """warm_up: requests of each client, or for each that an open loop has at once, before a load is measured."""
+    """warm_up: requests of each client, or for each that an open loop has at once, before a load is measured. seed: of when
+    people come."""
 
     url: str
     api_key: str | None = None
     timeout_s: float = 300.0
     processes: int = 1
     warm_up: int = 1
+    seed: int = 0
 
     @property
     def headers(self) -> dict[str, str]:
@@ -79,7 +83,7 @@ class Client:
             for place, share in enumerate(parts)
         ]
         if len(shares) == 1:
-            return asyncio.run(shares[0].run(_Alone(between)))
+            return asyncio.run(shares[0].run(before=lambda: None, between=between))
         return _together(shares, between)
 
 
@@ -112,17 +116,7 @@ class Connections:
             self._free.append(connection)
 
 
-class _Alone:
-    """What a share that is all of the load waits for: nobody."""
-
-    def __init__(self, between: Callable[[], None]) -> None:
-        self._between = between
-
-    def wait(self) -> None:
-        self._between()
-
-
-class _Other:
+class _Together:
     """What one share of several waits for: the word of the process that started it."""
 
     def __init__(self, connection: Connection) -> None:
@@ -140,16 +134,20 @@ class _Share:
     load: Load
     first: int  # number of its first request
 
-    async def run(self, others: _Alone | _Other) -> Measured:
+    async def run(self, *, before: Callable[[], None], between: Callable[[], None]) -> Measured:
+        """Called before and after the warm-up."""
         warm_up = Closed(self.load.at_once, self.client.warm_up)
         requests = [self.work.request(self.first + number) for number in range(warm_up.count + self.load.count)]
+        before()
         async with self.client.connect() as connections:
             if warm_up.count:
                 await warm_up.run(lambda number: connections.ask(requests[number]), seed=0)
             del requests[: warm_up.count]
-            others.wait()
+            between()
             began_s, began_cpu_s = time.monotonic(), time.process_time()
-            answers = await self.load.run(lambda number: connections.ask(requests[number]), seed=self.first)
+            answers = await self.load.run(
+                lambda number: connections.ask(requests[number]), seed=self.client.seed + self.first
+            )
             return Measured(answers, began_s, time.monotonic(), time.process_time() - began_cpu_s)
 
 
@@ -164,11 +162,12 @@ def _together(shares: list[_Share], between: Callable[[], None]) -> Measured:
             process.start()
             theirs.close()
             started.append((ours, process))
-        for ours, _ in started:
-            ours.recv()
-        between()
-        for ours, _ in started:
-            ours.send("go")
+        for all_are_ready in (lambda: None, between):
+            for ours, _ in started:
+                ours.recv()
+            all_are_ready()
+            for ours, _ in started:
+                ours.send("go")
         found: list[Measured] = [ours.recv() for ours, _ in started]
     except EOFError:
         raise Unavailable("a process of the client has ended before its time; what it says is above") from None
@@ -186,4 +185,6 @@ def _together(shares: list[_Share], between: Callable[[], None]) -> Measured:
 
 def _work(share: _Share, connection: Connection) -> None:
     """Of a process."""
-    connection.send(asyncio.run(share.run(_Other(connection))))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # which a terminal sends to us as well; who started us ends us
+    others = _Together(connection)
+    connection.send(asyncio.run(share.run(before=others.wait, between=others.wait)))

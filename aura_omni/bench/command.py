@@ -2,6 +2,7 @@
 
 aura-omni bench turn --clients 1 4 8 --each 6 --out turn.json --picture turn.png
 aura-omni bench speech --rate 20 --requests 200
+aura-omni bench draw --from turn.json --picture turn.svg
 aura-omni bench turn --url http://other-server:8000 --model its-name       # any OpenAI-compatible server
 """
 
@@ -22,7 +23,8 @@ import httpx
 from aura_omni import __version__
 from aura_omni.bench.arrivals import Closed, Load, Open
 from aura_omni.bench.client import Client
-from aura_omni.bench.report import draw, figures
+from aura_omni.bench.picture import draw
+from aura_omni.bench.report import figures
 from aura_omni.bench.stages import Counts, counts, during
 from aura_omni.bench.work import Speeches, Transcripts, Turns, Work
 from aura_omni.errors import ConfigError, Unavailable, shown
@@ -32,15 +34,19 @@ BUSY = 0.8  # share of a core from which on a client's own work may be what is m
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit status 1 when a request failed. Raises Unavailable without a server, ConfigError for arguments that cannot be meant."""
+    if arguments.work == "draw":
+        _draw(arguments)
+        return 0
     loads = _loads(arguments)
+    seed = secrets.randbits(31) if arguments.seed is None else arguments.seed
     client = Client(
         url=_url(arguments.url),
         api_key=arguments.api_key,
         timeout_s=arguments.timeout_s,
         processes=arguments.processes,
         warm_up=arguments.warm_up,
+        seed=seed,
     )
-    seed = secrets.randbits(31) if arguments.seed is None else arguments.seed
     work = _work(arguments, arguments.model or _first_model(client), seed)
     report: dict[str, Any] = {
         "command": shlex.join(["aura-omni", *sys.argv[1:]]),
@@ -59,8 +65,20 @@ def run(arguments: argparse.Namespace) -> int:
                 file=sys.stderr,
             )
     if arguments.picture:
-        draw(report["runs"], arguments.picture)
+        draw(report, arguments.picture)
     return 1 if any(found["errors"] for found in report["runs"]) else 0
+
+
+def _draw(arguments: argparse.Namespace) -> None:
+    if arguments.source is None or arguments.picture is None:
+        raise ConfigError("draw needs --from JSON and --picture FILE")
+    try:
+        report = json.loads(arguments.source.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--from {arguments.source}: {error}") from None
+    if not isinstance(report, dict) or not isinstance(report.get("runs"), list):
+        raise ConfigError(f"--from {arguments.source}: it is not what aura-omni bench --out writes")
+    draw(report, arguments.picture)
 
 
 def _measured(client: Client, work: Work, load: Load, number: int) -> dict[str, Any]:
@@ -73,6 +91,12 @@ def _measured(client: Client, work: Work, load: Load, number: int) -> dict[str, 
 def _loads(arguments: argparse.Namespace) -> list[Load]:
     if arguments.clients and arguments.rate:
         raise ConfigError("--clients is a closed loop and --rate an open one; give one of them")
+    for flag in ("clients", "each", "requests", "processes"):
+        given = getattr(arguments, flag)
+        if min(given if isinstance(given, list) else [1 if given is None else given]) < 1:
+            raise ConfigError(f"--{flag} is {shown(given)}; it must be at least 1")
+    if arguments.rate and min(arguments.rate) <= 0:
+        raise ConfigError(f"--rate is {shown(arguments.rate)}; it must be above 0")
     if arguments.rate:
         return [Open(rate, arguments.requests) for rate in arguments.rate]
     return [Closed(clients, arguments.each) for clients in arguments.clients or [1]]

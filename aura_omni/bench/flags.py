@@ -10,7 +10,11 @@ SENTENCE = "The kettle on the left has just begun to boil, and the window behind
 
 def add_flags(parser: argparse.ArgumentParser, *, default_url: str) -> None:
     add = parser.add_argument
-    add("work", choices=("turn", "speech", "transcript"), help="what each request asks for")
+    add(
+        "work",
+        choices=("turn", "speech", "transcript", "draw"),
+        help="what each request asks for; or draw: no request, only a --picture of what is in a JSON --from before",
+    )
     add("--url", default=default_url, help="the server (default: %(default)s)")
     add("--model", help="the model's name (default: the first that the server lists)")
     add("--api-key", help="sent as a bearer token")
@@ -54,4 +58,5 @@ def add_flags(parser: argparse.ArgumentParser, *, default_url: str) -> None:
     )
     add("--timeout-s", type=float, default=300.0, help="of one request (default: %(default)s)")
     add("--out", type=Path, help="where to write the figures as JSON; they are printed in any case")
+    add("--from", type=Path, dest="source", metavar="JSON", help="what --out has written, for draw")
     add("--picture", type=Path, help="where to draw them (PNG or SVG; needs matplotlib)")

@@ -1,15 +1,13 @@
-"""From answers to figures, and to a picture of them."""
+"""From answers to figures."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from aura_omni.bench.client import Measured
 from aura_omni.bench.playback import listen
-from aura_omni.errors import ConfigError
 
 UNDERRUN_S = 0.005  # a gap that a listener could notice
 
@@ -61,37 +59,3 @@ def spread(values: Sequence[float]) -> dict[str, float] | None:
         return round(ordered[max(0, math.ceil(share * len(ordered)) - 1)], 4)
 
     return {"median": rank(0.5), "p95": rank(0.95), "max": rank(1.0)}
-
-
-def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
-    """Median and 95th percentile of each time over the loads, as PNG or SVG by the suffix. Raises ConfigError without matplotlib."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ConfigError(
-            "a picture needs matplotlib; pip install 'aura-omni[bench]', or leave --picture out"
-        ) from None
-    shown = {
-        "first_text_s": "first text",
-        "first_audio_s": "first audio",
-        "gap_free_s": "gap-free start",
-        "complete_s": "complete",
-    }
-    figure = Figure(figsize=(9, 4.5), layout="constrained")
-    times, throughput = figure.subplots(1, 2, width_ratios=(3, 1))
-    labels = [run["load"] for run in runs]
-    places = range(len(labels))
-    for name, label in shown.items():
-        measured = [(place, run[name]) for place, run in zip(places, runs, strict=True) if run.get(name)]
-        if measured:
-            at = [place for place, _ in measured]
-            (line,) = times.plot(at, [value["median"] for _, value in measured], marker="o", label=label)
-            times.plot(at, [value["p95"] for _, value in measured], linestyle=":", color=line.get_color())
-    times.set_yscale("log")
-    times.set_ylabel("seconds (line: median, dots: 95th percentile)")
-    times.set_xticks(list(places), labels)
-    times.grid(visible=True, alpha=0.3)
-    times.legend()
-    throughput.bar(labels, [run["audio_s_per_s"] for run in runs])
-    throughput.set_ylabel("audio seconds per second")
-    figure.savefig(path)

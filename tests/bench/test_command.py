@@ -28,6 +28,9 @@ def test_turns_are_measured_from_first_text_to_last_sound(server, tmp_path, caps
         assert set(run["stages"]) == {"asr", "aura", "talker", "code2wav"}
         assert all(0 < stage["under_way"] < 1 for stage in run["stages"].values())
     assert picture.read_text().startswith("<?xml")
+    again = tmp_path / "again.svg"
+    assert cli.main(["bench", "draw", "--from", str(out), "--picture", str(again)]) == 0
+    assert again.read_text().count("<path") == picture.read_text().count("<path")
 
 
 def test_speech_comes_before_it_is_complete(server, capsys):
@@ -76,10 +79,26 @@ def test_a_refusal_is_an_error_of_the_run_and_of_the_command(server, capsys):
         (["speech", "--body", "[1]"], "--body is '[1]'; it must be a JSON object"),
         (["speech", "--body", "{"], "--body is not JSON"),
         (["turn", "--clients", "1", "--rate", "2"], "--clients is a closed loop and --rate an open one"),
+        (["turn", "--clients", "1", "0"], "--clients is [1, 0]; it must be at least 1"),
+        (["turn", "--processes", "0"], "--processes is 0; it must be at least 1"),
+        (["turn", "--rate", "0"], "--rate is [0.0]; it must be above 0"),
     ],
 )
 def test_arguments_that_cannot_be_meant_are_refused(server, capsys, arguments, message):
     assert bench(server, *arguments) == 1
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--picture", "x.png"], "draw needs --from JSON and --picture FILE"),
+        (["--from", "absent.json", "--picture", "x.png"], "--from absent.json: [Errno 2]"),
+        (["--from", "pyproject.toml", "--picture", "x.png"], "--from pyproject.toml: Expecting value"),
+    ],
+)
+def test_a_picture_of_nothing_is_refused(capsys, arguments, message):
+    assert cli.main(["bench", "draw", *arguments]) == 1
     assert message in capsys.readouterr().err
 
 

@@ -1,6 +1,7 @@
 """What the bench makes of arrival times."""
 
 import asyncio
+import re
 import time
 
 import numpy as np
@@ -9,8 +10,9 @@ import pytest
 from aura_omni.bench.arrivals import Closed, Open
 from aura_omni.bench.client import Client, Measured
 from aura_omni.bench.drive import Answer
+from aura_omni.bench.picture import draw
 from aura_omni.bench.playback import listen
-from aura_omni.bench.report import draw, figures, spread
+from aura_omni.bench.report import figures, spread
 from aura_omni.bench.stages import during, parsed
 from aura_omni.bench.work import Transcripts, Turns, noise
 from aura_omni.errors import ConfigError
@@ -141,11 +143,32 @@ def test_more_requests_than_can_be_held_are_refused():
         Client(url="http://127.0.0.1:9").run(Transcripts(model="m", seed=0), Open(rate=9.0, count=100_000), number=0)
 
 
-def test_a_picture_is_drawn(tmp_path):
+@pytest.fixture
+def report() -> dict:
     good = answer(first_text_s=0.2, last_text_s=0.4, ended_s=1.0, sound=[(0.3, 2.0)])
-    runs = [{"load": f"{n} clients", **figures(measured(good, wall_s=1.0))} for n in (1, 4)]
-    draw(runs, tmp_path / "picture.png")
+    bad = answer(error="status 503", ended_s=0.001)
+    runs = [{"load": f"{n} clients", **figures(measured(good, bad, wall_s=1.0))} for n in (1, 4)]
+    runs[1]["stages"] = during({}, parsed(METRICS), 4.0)
+    return {"command": "aura-omni bench turn", "date": "2026-11-30", "client": "aura-omni", "runs": runs}
+
+
+@pytest.mark.parametrize("stages", [True, False])
+def test_a_picture_has_every_load_and_what_went_wrong_in_it(tmp_path, report, stages):
+    if not stages:
+        del report["runs"][1]["stages"]
+    path = tmp_path / "picture.svg"
+    draw(report, path)
+    written = re.findall(r"<!-- (.*?) -->", path.read_text())  # matplotlib notes every text beside its outlines
+    for text in ("1 clients", "4 clients", "1 of 2 failed", "300 ms", "first audio", "aura-omni bench turn"):
+        assert text in written
+    assert ("talker" in written) == stages
+
+
+def test_a_picture_is_of_the_kind_that_its_name_says(tmp_path, report):
+    draw(report, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ConfigError, match=r"--picture .*picture\.odd: .*odd"):
+        draw(report, tmp_path / "picture.odd")
 
 
 @pytest.mark.parametrize("length_s", [0.5, 1.0, 5.0, 40.0])

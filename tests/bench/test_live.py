@@ -24,5 +24,5 @@ def test_sessions_see_every_second_and_answer_what_is_asked(tmp_path):
     assert rounds["cuts"] == 2 + 2
     rows = found["aura_rows_a_round"]
     one_round = 220  # rows of two frames of 640x360
-    assert rows["from_cache"] > 2 * one_round
-    assert one_round < rows["computed"] < 3 * one_round
+    assert rows["cached"] > 2 * one_round
+    assert one_round < rows["rows"] < 3 * one_round
