@@ -211,8 +211,10 @@ class ArRunner:
         self._under_way.begin()
         for sequence in list(self._scheduler.seated):
             self._seat(sequence)
-        decoding = [index for index in range(len(batch.sequences)) if _decodes(batch, index)]
-        others = [index for index in range(len(batch.sequences)) if index not in decoding]
+        decoding: list[int] = []
+        others: list[int] = []
+        for index in range(len(batch.sequences)):
+            (decoding if _decodes(batch, index) else others).append(index)
         self._steps += 1
         self._computed_rows += batch.rows
         self._launch_safely(batch.part(decoding), decode=True)
