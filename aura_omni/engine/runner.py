@@ -171,7 +171,7 @@ class ArRunner:
         self._scheduler.close(sequence)
         if sequence.seat >= 0:
             with self._lane.active(), torch.inference_mode():
-                self._seat(sequence)  # what the prompt says counts in its penalties
+                self._seat([sequence])  # what the prompt says counts in its penalties
 
     def abort(self, sequence: Sequence) -> None:
         """End the sequence with reason "cancelled", at any point. Nothing happens if it has ended or was refused by `add`."""
@@ -209,8 +209,7 @@ class ArRunner:
         if batch is None:
             return False
         self._under_way.begin()
-        for sequence in list(self._scheduler.seated):
-            self._seat(sequence)
+        self._seat(list(self._scheduler.seated))
         decoding: list[int] = []
         others: list[int] = []
         for index in range(len(batch.sequences)):
@@ -243,14 +242,23 @@ class ArRunner:
         self._launch_safely(going, decode=True, ahead=True)
         return True
 
-    def _seat(self, sequence: Sequence) -> None:
+    def _seat(self, sequences: Seq[Sequence]) -> None:
+        """Make their seats ready. If that fails, one by one, so that only those at fault end."""
+        alive = [
+            sequence for sequence in sequences if not sequence.finished
+        ]  # the end of another one may have ended it
+        if not alive:
+            return
         try:
-            if not sequence.finished:  # the end of another one before it may have ended it
-                self._compute.seat(sequence)
+            self._compute.seat(alive)
         except torch.AcceleratorError:
             raise
         except Exception as error:
-            self._fail(sequence, error)
+            if len(alive) == 1:
+                self._fail(alive[0], error)
+                return
+            for sequence in alive:
+                self._seat([sequence])
 
     def _launch_safely(self, batch: Batch, *, decode: bool, ahead: bool = False) -> None:
         """Launch rows. If that fails, launch their sequences one by one, so that only those at fault end."""

@@ -21,7 +21,7 @@ from aura_omni.engine.graphs import Graphed, GraphPool, sizes_up_to
 from aura_omni.engine.lane import sent
 from aura_omni.engine.numbers import RowNumbers, StepNumbers
 from aura_omni.engine.sampler import Filters, pick
-from aura_omni.engine.seats import Seats, constrained
+from aura_omni.engine.seats import Seats, Taker, constrained
 from aura_omni.engine.sequence import Batch, Sequence
 from aura_omni.engine.stage_model import Rows, StageModel
 from aura_omni.flow import Sampling
@@ -108,18 +108,21 @@ class Steps:
             self._capture(max_num_seqs)
             model.prepare_graphs()
 
-    def seat(self, sequence: Sequence) -> None:
-        """Make its seat ready for a sequence that has just been given it."""
-        sampling = sequence.sampling
-        self._numbers.seated(sequence.seat)
-        self._seats.fill(
+    def seat(self, sequences: Seq[Sequence]) -> None:
+        """Make the seats ready for sequences that have just been given them."""
+        for sequence in sequences:
+            self._numbers.seated(sequence.seat)
+        self._seats.fill([self._taker(sequence) for sequence in sequences])
+
+    def _taker(self, sequence: Sequence) -> Taker:
+        return Taker(
             sequence.seat,
-            sampling,
+            sequence.sampling,
             inner=sequence.inner,
             seed=sequence.seed,
             prompt=sequence.tokens[: sequence.prompt_length] if self._model.penalise_prompt else (),
             outputs=sequence.outputs,
-            stop_ids=sequence.stop_ids | self._model.stop_ids | set(sampling.stop_token_ids),
+            stop_ids=sequence.stop_ids | self._model.stop_ids | set(sequence.sampling.stop_token_ids),
         )
 
     def decode(self, batch: Batch, *, ahead: bool = False) -> Tensor:
