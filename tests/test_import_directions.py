@@ -1,6 +1,6 @@
 """Who may import whom, read from the source.
 
-server -> realtime, pipeline -> stages -> engine -> models -> torch; flow, errors, config, media, spacing and counters are leaves.
+server -> realtime, pipeline -> stages -> engine -> models -> torch; flow, errors, config, media, spacing, counters and fair_threads are leaves.
 """
 
 import ast
@@ -13,12 +13,13 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "aura_omni"
 
-LEAVES = {"errors", "flow", "config", "media", "spacing", "counters"}
+LEAVES = {"errors", "flow", "config", "media", "spacing", "counters", "fair_threads"}
 BELOW = {
     "errors": set(),
     "flow": {"errors"},
     "spacing": set(),
     "counters": set(),
+    "fair_threads": set(),
     "config": {"errors", "flow"},
     "media": {"errors", "flow"},
     "models": set(),
@@ -42,6 +43,7 @@ BELOW = {
         "flow",
         "config",
         "counters",
+        "fair_threads",
     },  # stands between the server and the pipeline
     "realtime": {"pipeline"} | LEAVES,
     "server": {"pipeline", "realtime", "heard", "transcription", "transcript_file"} | LEAVES,
@@ -60,6 +62,7 @@ WITHOUT_TORCH = {
     "realtime",
     "spacing",
     "counters",
+    "fair_threads",
     "offline_flags",
     "engine_process",
     "cli",

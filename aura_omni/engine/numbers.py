@@ -74,13 +74,20 @@ class StepNumbers:
         array = np.empty((rows, self.width + widest), np.int32)
         array[count:, : self.width] = self._nobody
         array[count:, self.width :] = self._spare_page
-        for index, (sequence, start) in enumerate(zip(sequences, starts, strict=True)):
-            slot = sequence.pages[start // size] * size + start % size
-            step = start + 1 - sequence.prompt_length
-            here = (sequence.seat, step, slot, start + 1, *positions[index], *extras[index])
-            array[index, : self.width] = here
-            if pages:
-                array[index, self.width :] = self._table(sequence)[:widest]
+        array[:count, : self.width] = [
+            (
+                sequence.seat,
+                start + 1 - sequence.prompt_length,
+                sequence.pages[start // size] * size + start % size,
+                start + 1,
+                *position,
+                *extra,
+            )
+            for sequence, start, position, extra in zip(sequences, starts, positions, extras, strict=True)
+        ]
+        if pages:
+            self._write_pages(sequences)
+            array[:count, self.width :] = self._pages[[sequence.seat for sequence in sequences], :widest]
         return array
 
     def unpack(self, numbers: Tensor) -> RowNumbers:
@@ -97,10 +104,10 @@ class StepNumbers:
             table=numbers[:, self.width :],
         )
 
-    def _table(self, sequence: Sequence) -> np.ndarray:
-        """int32 [most_pages] of the sequence; what lies beyond its pages belongs to no one, or to a former owner of the seat."""
-        known, held = self._known[sequence.seat], len(sequence.pages)
-        if known < held:
-            self._pages[sequence.seat, known:held] = sequence.pages[known:]
-            self._known[sequence.seat] = held
-        return self._pages[sequence.seat]
+    def _write_pages(self, sequences: Seq[Sequence]) -> None:
+        """Behind the pages of a sequence there stay those of a former owner of the seat, which belong to no one."""
+        for sequence in sequences:
+            known, held = self._known[sequence.seat], len(sequence.pages)
+            if known < held:
+                self._pages[sequence.seat, known:held] = sequence.pages[known:]
+                self._known[sequence.seat] = held

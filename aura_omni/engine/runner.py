@@ -206,8 +206,10 @@ class ArRunner:
         if batch is None:
             return False
         self._under_way.begin()
-        decoding = [index for index in range(len(batch.sequences)) if _decodes(batch, index)]
-        others = [index for index in range(len(batch.sequences)) if index not in decoding]
+        decoding: list[int] = []
+        others: list[int] = []
+        for index in range(len(batch.sequences)):
+            (decoding if _decodes(batch, index) else others).append(index)
         self._steps += 1
         self._computed_rows += batch.rows
         self._launch_safely(batch.part(decoding), decode=True)

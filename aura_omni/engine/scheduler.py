@@ -147,7 +147,8 @@ class Scheduler:
 
     def others(self, under_way: Batch) -> bool:
         """Whether the next `schedule` could have more to do than to go on with the sequences of a batch."""
-        if any(not sequence.blocked and sequence not in under_way.sequences for sequence in self.running):
+        known = set(under_way.sequences)
+        if any(not sequence.blocked and sequence not in known for sequence in self.running):
             return True
         first = next((sequence for sequence in self.waiting if not sequence.blocked), None)
         if first is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -21,6 +22,34 @@ from aura_omni.flow import Sampling
 # Columns of the two tables of numbers. What a stage draws besides the id has a sampling of its own, the inner one.
 _OWN, _REPETITION, _PRESENCE, _FREQUENCY, _INNER = slice(0, 3), 3, 4, 5, slice(6, 9)
 _TOP_K, _SEED, _MIN_TOKENS, _INNER_TOP_K = range(4)
+
+
+@dataclass(frozen=True, slots=True)
+class Taker:
+    """A sequence that takes a seat.
+
+    prompt: the ids that the repetition penalty counts besides the outputs (none for the Talker). outputs: what the sequence
+    has said already, when it was preempted. Ids that the head does not have (a prompt may hold some) are no matter.
+    """
+
+    seat: int
+    sampling: Sampling
+    inner: Sampling
+    seed: int
+    prompt: Iterable[int] = ()
+    outputs: Seq[int] = ()
+    stop_ids: Iterable[int] = ()
+
+    @property
+    def floats(self) -> tuple[float, ...]:
+        """A row of the table of them, and below of integers."""
+        own = self.sampling
+        penalties = (own.repetition_penalty, own.presence_penalty, own.frequency_penalty)
+        return *_floats(own), *penalties, *_floats(self.inner)
+
+    @property
+    def integers(self) -> tuple[int, ...]:
+        return max(self.sampling.top_k, 0), self.seed & MASK, self.sampling.min_tokens, max(self.inner.top_k, 0)
 
 
 class Seats:
@@ -45,45 +74,34 @@ class Seats:
         """Memory of the tables."""
         return (seats + 1) * (hidden * dtype.itemsize + 9 * 4 + 4 * 8 + vocabulary * (4 + 1 + 1 + 4))
 
-    def fill(
-        self,
-        seat: int,
-        sampling: Sampling,
-        *,
-        inner: Sampling,
-        seed: int,
-        prompt: Iterable[int],
-        outputs: Seq[int],
-        stop_ids: Iterable[int],
-    ) -> None:
-        """Give the seat to a sequence; nothing of its former owner stays, but its row until the next one is written.
+    def fill(self, takers: Seq[Taker]) -> None:
+        """Give seats away; nothing of their former owners stays, but their rows until the next ones are written.
 
-        prompt: the ids that the repetition penalty counts besides the outputs (none for the Talker). outputs: what the
-        sequence has said already, when it was preempted. Ids that the head does not have (a prompt may hold some) are no matter.
+        All in a few operations: on CUDA launching them takes longer than computing them, and a step waits meanwhile.
         """
-        floats = [
-            *_floats(sampling),
-            sampling.repetition_penalty,
-            sampling.presence_penalty,
-            sampling.frequency_penalty,
-            *_floats(inner),
-        ]
-        integers = [max(sampling.top_k, 0), seed & MASK, sampling.min_tokens, max(inner.top_k, 0)]
-        self._floats[seat].copy_(sent(floats, self._device))
-        self._integers[seat].copy_(sent(integers, self._device))
+        seats = sent([taker.seat for taker in takers], self._device)
+        self._floats.index_copy_(0, seats, sent(np.array([taker.floats for taker in takers], np.float32), self._device))
+        self._integers.index_copy_(
+            0, seats, sent(np.array([taker.integers for taker in takers], np.int64), self._device)
+        )
         for table in (self._bias, self._stops, self._prompt, self._counts):
-            table[seat].zero_()
-        if not constrained(sampling):
-            return
+            table.index_fill_(0, seats, 0)
+        for taker in takers:
+            if constrained(taker.sampling):
+                self._write(taker)
+
+    def _write(self, taker: Taker) -> None:
+        """What comes between its logits and its draw."""
+        seat, sampling = taker.seat, taker.sampling
         if sampling.logit_bias:
             ids = sent(list(sampling.logit_bias), self._device)
             self._bias[seat].index_copy_(0, ids, sent([float(x) for x in sampling.logit_bias.values()], self._device))
         if sampling.min_tokens > 0:
-            self._mark(self._stops[seat], stop_ids)
+            self._mark(self._stops[seat], taker.stop_ids)
         if sampling.repetition_penalty != 1:
-            self._mark(self._prompt[seat], prompt)
-        if outputs:
-            ids_said, counts = np.unique(np.array(outputs, np.int64), return_counts=True)
+            self._mark(self._prompt[seat], taker.prompt)
+        if taker.outputs:
+            ids_said, counts = np.unique(np.array(taker.outputs, np.int64), return_counts=True)
             self._counts[seat].index_copy_(0, sent(ids_said, self._device), sent(counts.astype(np.int32), self._device))
 
     def constrain(self, logits: Tensor, seat: Tensor, step: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from aura_omni.engine.graphs import Graphed, GraphPool, sizes_up_to
 from aura_omni.engine.lane import sent, staged
 from aura_omni.engine.numbers import RowNumbers, StepNumbers
 from aura_omni.engine.sampler import Filters, pick
-from aura_omni.engine.seats import Seats, constrained
+from aura_omni.engine.seats import Seats, Taker, constrained
 from aura_omni.engine.sequence import Batch, Sequence
 from aura_omni.engine.stage_model import Rows, StageModel
 from aura_omni.flow import Sampling
@@ -147,8 +147,7 @@ class Steps:
     def _pack(self, batch: Batch, graphed: Graphed | None, *, pages: bool, ahead: int = 0) -> tuple[Tensor, _How]:
         """What the rows that yield an id need from the host; pages: with what attention needs; ahead: ids that are being drawn."""
         sequences = batch.sequences
-        for sequence in sequences:
-            self._seat(sequence)
+        self._seat(sequences)
         last = [sequence.length - 1 + ahead for sequence in sequences]
         numbers = self._numbers.pack(
             sequences,
@@ -164,24 +163,28 @@ class Steps:
             return self._staged(numbers), how
         return self._sent(numbers), how
 
-    def _seat(self, sequence: Sequence) -> None:
-        """Make its seat ready for a sequence that has not used it: with its first draw, when all else of its prompt is launched."""
-        owner = (sequence.id, sequence.preempted)
-        if self._owners[sequence.seat] == owner:
+    def _seat(self, sequences: Seq[Sequence]) -> None:
+        """Make the seats ready of those that have not used theirs: with the first draw, when all else of a prompt is launched."""
+        new = [one for one in sequences if self._owners[one.seat] != (one.id, one.preempted)]
+        if not new:
             return
-        sampling = sequence.sampling
-        self._owners[sequence.seat] = None
-        self._numbers.seated(sequence.seat)
-        self._seats.fill(
+        for sequence in new:
+            self._owners[sequence.seat] = None
+            self._numbers.seated(sequence.seat)
+        self._seats.fill([self._taker(sequence) for sequence in new])
+        for sequence in new:
+            self._owners[sequence.seat] = (sequence.id, sequence.preempted)
+
+    def _taker(self, sequence: Sequence) -> Taker:
+        return Taker(
             sequence.seat,
-            sampling,
+            sequence.sampling,
             inner=sequence.inner,
             seed=sequence.seed,
             prompt=sequence.tokens[: sequence.prompt_length] if self._model.penalise_prompt else (),
             outputs=sequence.outputs,
-            stop_ids=sequence.stop_ids | self._model.stop_ids | set(sampling.stop_token_ids),
+            stop_ids=sequence.stop_ids | self._model.stop_ids | set(sequence.sampling.stop_token_ids),
         )
-        self._owners[sequence.seat] = owner
 
     def _sent(self, values: np.ndarray | Seq[int]) -> Tensor:
         return sent(values, self._model.device)

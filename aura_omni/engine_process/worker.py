@@ -36,14 +36,12 @@ from aura_omni.engine_process.messages import (
 )
 from aura_omni.engine_process.wire import Link
 from aura_omni.errors import AuraError
+from aura_omni.fair_threads import fair_threads
 from aura_omni.flow import Ended, Event, Report, StageName, TurnRequest, VoiceTask
 
 log = logging.getLogger(__name__)
 
 PLANNING_THREADS = 4  # that check and prepare turns: some milliseconds each, a long recording 100
-# Whoever computes in Python lets others go on after so long. The engine's thread has to launch a step every few milliseconds
-# and must not wait 5, which is Python's default, for a prompt that is being written.
-SWITCH_S = 0.5e-3
 
 
 class Turn(Protocol):
@@ -84,9 +82,9 @@ def main() -> None:
 
         return pipeline.Pipeline.load(start.config, report)
 
-    sys.setswitchinterval(SWITCH_S)
-    # Loading cannot be interrupted, but nobody is left to load for.
-    Worker(link, load, orphaned=lambda: os._exit(1)).run()
+    with fair_threads():
+        # Loading cannot be interrupted, but nobody is left to load for.
+        Worker(link, load, orphaned=lambda: os._exit(1)).run()
 
 
 class Worker:

@@ -9,6 +9,7 @@ Does not know where the bytes come from. `encoder` is the way back.
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Iterator
 from typing import BinaryIO
 
@@ -21,6 +22,7 @@ from aura_omni.errors import BadMedia
 from aura_omni.flow import Audio
 from aura_omni.media.budget import Budget
 from aura_omni.media.container import audio_frames, opened, packets
+from aura_omni.media.wav import plain_wav
 
 MIN_RATE, MAX_RATE = 4_000, 192_000  # Hz; outside, the header is wrong or meant to exhaust memory
 MAX_SAMPLES = 2**27  # of one sound, half a gigabyte: 46 minutes at 48 kHz
@@ -72,7 +74,13 @@ def mono_pieces(data: bytes | BinaryIO, *, param: str | None = None) -> Iterator
 
     At least one piece. Not checked to be finite or in [-1, 1]: `audio_of` does it. Raises BadMedia as `decode_audio`.
     """
-    with opened(data, param=param) as container:
+    file = io.BytesIO(data) if isinstance(data, bytes) else data
+    plain = plain_wav(file)
+    if plain is not None:
+        rate = _checked_rate(plain.rate, 0, param=param)
+        yield from ((piece, rate) for piece in plain.pieces(file))
+        return
+    with opened(file, param=param) as container:
         if not container.streams.audio:
             raise BadMedia("the file has no audio track; send one that has sound", param=param)
         stream = container.streams.best("audio") or container.streams.audio[0]
@@ -121,13 +129,14 @@ def _mono(frame: AudioFrame) -> np.ndarray:
     """float32 [n]: full scale is 1, channels averaged. Read from the frame's own layout, so any channel count works."""
     values = frame.to_ndarray()
     channels = frame.layout.nb_channels
-    by_channel = values if frame.format.is_planar else values.reshape(-1, channels).T
+    by_channel = values if frame.format.is_planar or channels == 1 else values.reshape(-1, channels).T
     if by_channel.dtype == np.uint8:
         by_channel = (by_channel.astype(np.float32) - 128) / 128
     elif by_channel.dtype.kind == "i":
         by_channel = by_channel / np.float64(2 ** (8 * by_channel.dtype.itemsize - 1))
     with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused by `audio_of`, with its number
-        return by_channel.mean(axis=0, dtype=np.float64).astype(np.float32)
+        mean = by_channel[0] if channels == 1 else by_channel.mean(axis=0, dtype=np.float64)
+        return mean.astype(np.float32)
 
 
 # ---------------------------------------------------------------- rate

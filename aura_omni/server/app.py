@@ -13,7 +13,6 @@ import asyncio
 import errno
 import signal
 import socket
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -37,6 +36,7 @@ from aura_omni.config.config import (
     LOCAL_ORIGINS,
 )
 from aura_omni.errors import ConfigError, ModelNotFound, Unavailable, shown
+from aura_omni.fair_threads import fair_threads
 from aura_omni.flow import Report
 from aura_omni.media.fetch import MediaPolicy
 from aura_omni.server import chat, errors, speech, transcriptions, voices
@@ -57,10 +57,6 @@ from aura_omni.server.voices import Voiced
 
 GRACE_S = 5.0  # how long answers in flight may finish after the signal to stop
 _LAST_WORD_S = 2.0  # for telling the clients of the others, after the pipeline has ended their turns
-# The engine gives the interpreter up at each of its many short calls into PyTorch, and has to wait this long for a thread that works
-# in Python, a body being read for example, before it gets it back. Beside three such threads 60 short calls in a row took 295 ms at
-# Python's 5 ms (95th percentile; 0.3 ms alone), 0.4 ms at this, while the others got 10 % less done.
-_SWITCH_S = 50e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +214,7 @@ def run(config: ServerConfig, load: Callable[[Report], Pipeline], *, grace_s: fl
     The port opens at once and answers 503 while load(report) runs in a thread; then one line with URL and names is printed.
     After the signal answers may finish for grace_s; turns that take longer end as unavailable. Raises what load() raises, after the port is closed, and ConfigError when the port is taken.
     """
-    with _listen(config.host, config.port) as listener, _fair_threads():
+    with _listen(config.host, config.port) as listener, fair_threads():
         host, port = listener.getsockname()[:2]
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -234,17 +230,6 @@ def run(config: ServerConfig, load: Callable[[Report], Pipeline], *, grace_s: fl
         server.run(sockets=[listener])
     if pipeline.failure is not None:
         raise pipeline.failure
-
-
-@contextmanager
-def _fair_threads() -> Iterator[None]:
-    """No thread has the interpreter for long while others wait for it. Of the whole process, so only here, where it is ours."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(_SWITCH_S)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -101,39 +101,40 @@ class MediaReader:
                     )
 
     async def _load(self, part: MediaPart, param: str, budget: Budget) -> Part:
+        pixels = self.policy.max_pixels
         match part:
             case AudioUrlPart():
                 return await self.audio(part.audio_url.url, param=param, budget=budget)
             case InputAudioPart():
                 return await self.audio(part.input_audio.data, param=param, budget=budget)
             case VideoUrlPart():
-                data = await self._bytes(part.video_url.url, param)
-                frames, pixels = self.policy.max_video_frames, self.policy.max_pixels
-                return await self._decoded(
-                    partial(decode_video, data, max_frames=frames, max_pixels=pixels, budget=budget, param=param)
-                )
+                frames = self.policy.max_video_frames
+                decode = partial(decode_video, max_frames=frames, max_pixels=pixels, budget=budget, param=param)
+                return await self._medium(part.video_url.url, decode, param)
             case ImageUrlPart():
-                data = await self._bytes(part.image_url.url, param)
-                pixels = self.policy.max_pixels
-                return await self._decoded(partial(decode_image, data, max_pixels=pixels, budget=budget, param=param))
+                picture = partial(decode_image, max_pixels=pixels, budget=budget, param=param)
+                return await self._medium(part.image_url.url, picture, param)
 
     async def audio(self, source: str, *, param: str, budget: Budget) -> Audio:
         """source is a URL, a data URL or bare base64."""
-        return await self.sound(await self._bytes(source, param), param=param, budget=budget)
+        return await self._medium(source, self._sound(param, budget), param)
 
     async def sound(self, data: bytes, *, param: str, budget: Budget) -> Audio:
         """data: a file, of at most policy.max_bytes."""
-        longest_s = self.policy.max_audio_s
-        return await self._decoded(partial(decode_audio, data, max_s=longest_s, budget=budget, param=param))
+        return await self._decoded(partial(self._sound(param, budget), data))
+
+    def _sound(self, param: str, budget: Budget) -> Callable[[bytes], Audio]:
+        return partial(decode_audio, max_s=self.policy.max_audio_s, budget=budget, param=param)
+
+    async def _medium(self, source: str, decode: Callable[[bytes], T], param: str) -> T:
+        if _NAMES_A_PLACE.match(source):
+            data = await fetch(source, self.policy, param=param)
+            return await self._decoded(lambda: decode(data))
+        return await self._decoded(lambda: decode(decode_base64(source, self.policy, param=param)))
 
     async def _decoded(self, decode: Callable[[], T]) -> T:
         """In a thread that cannot be interrupted: a request that is given up does not make room before it is done."""
         return await asyncio.get_running_loop().run_in_executor(self.decoders, decode)
-
-    async def _bytes(self, source: str, param: str) -> bytes:
-        if _NAMES_A_PLACE.match(source):
-            return await fetch(source, self.policy, param=param)
-        return await asyncio.to_thread(decode_base64, source, self.policy, param=param)
 
 
 def _content(message: ChatMessage, index: int) -> list[ContentPart]:

@@ -15,7 +15,7 @@ from aura_omni.engine.graphs import Graphed, GraphPool
 from aura_omni.engine.lane import Lane
 from aura_omni.engine.runner import ArRunner
 from aura_omni.engine.sampler import Draw, Filters, pick
-from aura_omni.engine.seats import Seats
+from aura_omni.engine.seats import Seats, Taker
 from aura_omni.flow import Sampling
 from aura_omni.models.layers import RMSNorm, Rope, rotate
 
@@ -97,10 +97,8 @@ def test_fused_constraints_are_the_plain_ones(vocabulary):
     found = []
     for device in ("cpu", "cuda"):
         seats = Seats(4, hidden=8, vocabulary=vocabulary, dtype=torch.float32, device=torch.device(device))
-        for number, sampling in enumerate(samplings):
-            seats.fill(
-                number, sampling, inner=Sampling(), seed=1, prompt=[1, 2, 3], outputs=[5, 5, 6], stop_ids=[9, 10]
-            )
+        more = {"prompt": [1, 2, 3], "outputs": [5, 5, 6], "stop_ids": [9, 10]}
+        seats.fill([Taker(number, own, inner=Sampling(), seed=1, **more) for number, own in enumerate(samplings)])
         for _ in range(3):
             seats.count(seat.to(device), torch.tensor([20, 21, 22, 23, 24, 24], device=device))
         found.append(seats.constrain(logits.to(device), seat.to(device), step.to(device)).cpu())

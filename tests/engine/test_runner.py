@@ -8,7 +8,7 @@ import torch
 from tiny_stage import GREEDY, STOP, VOCABULARY, Request, TinyStage, make_runner, prompt, run
 
 from aura_omni.engine.runner import SHARED_ROWS
-from aura_omni.engine.seats import Seats
+from aura_omni.engine.seats import Seats, Taker
 from aura_omni.engine.sequence import Batch, MediaSpan, Sequence
 from aura_omni.errors import BadRequest, EngineError, Overloaded, PromptTooLong, Unavailable
 from aura_omni.flow import Sampling
@@ -478,10 +478,10 @@ def test_an_id_is_completed_from_the_row_it_was_drawn_from_and_heard_unless_it_e
 def test_a_seat_that_cannot_be_filled_ends_only_the_request_it_was_for(monkeypatch: pytest.MonkeyPatch) -> None:
     fill = Seats.fill
 
-    def stumbling(seats: Seats, seat: int, sampling: Sampling, **rest: Any) -> None:
-        if sampling.seed == 13:
+    def stumbling(seats: Seats, takers: list[Taker]) -> None:
+        if any(taker.sampling.seed == 13 for taker in takers):
             raise RuntimeError("no memory")
-        fill(seats, seat, sampling, **rest)
+        fill(seats, takers)
 
     monkeypatch.setattr(Seats, "fill", stumbling)
     bad, good, ended = Request(prompt(9), replace(GREEDY, seed=13)), Request(prompt(9)), Request(prompt(9, seed=1))

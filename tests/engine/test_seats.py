@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aura_omni.engine.sampler import Draw, Filters
-from aura_omni.engine.seats import Seats, constrained
+from aura_omni.engine.seats import Seats, Taker, constrained
 from aura_omni.flow import Sampling
 
 CPU = torch.device("cpu")
@@ -32,15 +32,11 @@ class Row:
         self.sampling, self.prompt, self.outputs, self.stop_ids = sampling, prompt, list(outputs), stop_ids
 
     def sit(self, seats: Seats, seat: int) -> None:
-        seats.fill(
-            seat,
-            self.sampling,
-            inner=GREEDY,
-            seed=0,
-            prompt=self.prompt,
-            outputs=self.outputs,
-            stop_ids=self.stop_ids,
-        )
+        seats.fill([self.taking(seat)])
+
+    def taking(self, seat: int) -> Taker:
+        more = {"prompt": self.prompt, "outputs": self.outputs, "stop_ids": self.stop_ids}
+        return Taker(seat, self.sampling, inner=GREEDY, seed=0, **more)
 
     def plainly(self, logits: Seq[float]) -> list[float]:
         """The meaning, one id after another."""
@@ -85,8 +81,7 @@ def test_the_tables_mean_what_plain_python_means_whoever_came_and_said_what(
 ) -> None:
     """At each event someone else takes a seat, then everybody says an id; the padding of a step says some, too."""
     seats = seats_of(12)
-    for seat, row in enumerate(sitting):
-        row.sit(seats, seat)
+    seats.fill([row.taking(seat) for seat, row in enumerate(sitting)])
     for seat, newcomer, token in [*events, (0, sitting[0], 0)]:
         sitting[seat] = Row(newcomer.sampling, newcomer.prompt, newcomer.outputs, newcomer.stop_ids)
         sitting[seat].sit(seats, seat)
@@ -164,7 +159,7 @@ def test_a_draw_from_the_seats_is_the_draw_of_their_samplings() -> None:
     inner = [replace(sampling, temperature=sampling.temperature + 1) for sampling in samplings]
     seeds = [7, 2**40 + 1, -3]
     for seat, (own, other, seed) in enumerate(zip(samplings, inner, seeds, strict=True)):
-        seats.fill(seat, own, inner=other, seed=seed, prompt=(), outputs=(), stop_ids=())
+        seats.fill([Taker(seat, own, inner=other, seed=seed)])
     seat, step = torch.tensor([2, 0, 1]), torch.tensor([4, 5, 6])
     for wanted, make in ((samplings, seats.draw), (inner, seats.inner_draw)):
         order = [wanted[index] for index in seat.tolist()]
