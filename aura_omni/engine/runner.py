@@ -52,8 +52,8 @@ class _Flight:
     decode: bool
 
 
-class ArRunner:
-    """A `stage_model.Runner` of an autoregressive stage."""
+class ArRunner(Runner):
+    """Of an autoregressive stage."""
 
     def __init__(
         self,
@@ -80,6 +80,7 @@ class ArRunner:
         """
         self._model, self._lane, self._before = model, lane or Lane(model.device), tuple(before)
         self._flights: deque[_Flight] = deque()  # in the order of their launch
+        self._landed = False  # since the last launch
         self._cache = KVCache(pages, page_size, prefix_caching=prefix_caching)
         self._scheduler = Scheduler(
             self._cache,
@@ -182,18 +183,25 @@ class ArRunner:
             self._finish(sequence, "error", error)
         self._lane.wait()
 
-    def step(self) -> bool:
-        # Asked thousands of times a second while the device computes: the answer that there is nothing to do must be quick.
-        if not (self._flights[0].arrival.there if self._flights else self._scheduler.busy):
+    def land(self) -> bool:
+        landed = False
+        while self._flights and self._flights[0].arrival.there:
+            self._settle(self._flights.popleft())
+            landed = True
+        self._landed |= landed
+        return landed
+
+    def launch(self) -> bool:
+        if not (self._landed if self._flights else self._scheduler.busy):
             return False
+        self._landed = False
         with self._lane.active(), torch.inference_mode():
-            worked = self._land()
-            if not self._flights and self._launch():
-                self._land()  # a CPU has computed it already
-                worked = True
+            launched = not self._flights and self._launch()
+            if launched:
+                self.land()  # a CPU has computed it already
             if len(self._flights) == 1 and self._flights[0].decode:
-                worked |= self._launch_ahead(self._flights[0].batch)
-        return worked
+                launched |= self._launch_ahead(self._flights[0].batch)
+        return launched
 
     def check_integrity(self) -> None:
         self._scheduler.check_integrity()
@@ -270,14 +278,6 @@ class ArRunner:
                 self._launch_safely(alone, decode=decode, ahead=ahead)
 
     # ------------------------------------------------------------ what has been computed
-
-    def _land(self) -> bool:
-        """Take in the flights that have arrived."""
-        landed = False
-        while self._flights and self._flights[0].arrival.there:
-            self._settle(self._flights.popleft())
-            landed = True
-        return landed
 
     def _settle(self, flight: _Flight) -> None:
         """Write the ids down, end who has stopped, and hand on what the others said.

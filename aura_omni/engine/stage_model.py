@@ -100,7 +100,7 @@ class Runner(Protocol):
 
     @property
     def flying(self) -> bool:
-        """Whether a step is under way on the device, whose end a later call of `step` will find."""
+        """Whether a step is under way on the device, whose end a later call of `land` will find."""
         ...
 
     @property
@@ -108,14 +108,25 @@ class Runner(Protocol):
         """Whether a step is under way or would find something to do."""
         ...
 
-    def step(self) -> bool:
-        """Take in what has been computed and launch the next step, without waiting. Returns whether there was either to do.
+    def land(self) -> bool:
+        """Take in what has been computed, if it is there, and hand it on. Returns whether it was.
 
-        Errors of one request end that request only.
-
-        What is raised nevertheless means that the device or the runner can no longer be trusted, and stops the engine.
+        Errors of one request end that request only, here and in `launch`. What is raised nevertheless means that the device or
+        the runner can no longer be trusted, and stops the engine.
         """
         ...
+
+    def launch(self) -> bool:
+        """Start what can be computed next, without waiting. Returns whether there was anything.
+
+        Asked thousands of times a second while the device computes: the answer that there is nothing to do must be quick.
+        """
+        ...
+
+    def step(self) -> bool:
+        """Both, for who drives one runner alone. Returns whether there was either to do."""
+        landed = self.land()
+        return self.launch() or landed
 
     def abort_all(self, error: Exception) -> None:
         """End every request with reason "error"; then wait until the device has no more work of this runner."""

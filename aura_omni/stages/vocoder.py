@@ -26,6 +26,7 @@ from aura_omni.engine.graphs import Graphed, GraphPool
 from aura_omni.engine.lane import Arrival, Lane, sent
 from aura_omni.engine.loader import Checkpoint
 from aura_omni.engine.sequence import FinishReason
+from aura_omni.engine.stage_model import Runner
 from aura_omni.errors import CheckpointError, CodeOutOfRange, EngineError, Overloaded
 from aura_omni.flow import CODEBOOKS, FRAME_SAMPLES, VOICE_RATE
 from aura_omni.models.codec import DECODER_LAYOUT, CodecConfig, CodecDecoder
@@ -118,8 +119,8 @@ class Stream:
         return sum(map(len, self.made)) // FRAME_SAMPLES
 
 
-class VocoderRunner:
-    """Implements `engine.stage_model.Runner`. Everything is called on the engine thread.
+class VocoderRunner(Runner):
+    """Everything is called on the engine thread.
 
     A stream takes a slot with its first frame and keeps it to its end, so at most `max_num_seqs` streams make audio; up to
     `max_waiting` more are kept with their frames (whose number the Talker's budget bounds). Slots are free before on_end.
@@ -152,6 +153,7 @@ class VocoderRunner:
             # The last slot is where references are decoded, and what steps are padded with.
             self._state = decoder.new_state(max_num_seqs + 1)
         self._flight: _Flight | None = None
+        self._news = False  # something has come, gone or landed since `launch` found nothing to do
         self._free = list(range(max_num_seqs - 1, -1, -1))
         self._streams: dict[Stream, None] = {}  # all open ones, in the order they came
         self._references: OrderedDict[bytes, CodecSnapshot] = OrderedDict()
@@ -184,6 +186,7 @@ class VocoderRunner:
             self._check(self._frames(reference.codes), "frame {} of the reference")
         stream = Stream(on_audio, on_end, reference)
         self._streams[stream] = None
+        self._news = True  # its reference is decoded before its frames come
         return stream
 
     def push(self, stream: Stream, frames: Sequence[Sequence[int]] | np.ndarray, *, due_s: float = -math.inf) -> None:
@@ -197,6 +200,7 @@ class VocoderRunner:
             return
         if stream.closing:
             raise RuntimeError("frames were pushed to a stream after it was closed")
+        self._news = True
         codes = self._frames(frames)
         try:
             self._check(codes, "frame {}", stream.received)
@@ -211,7 +215,7 @@ class VocoderRunner:
 
     def close(self, stream: Stream) -> None:
         """No more frames will come. The stream ends with "stop" when all it has are audio."""
-        stream.closing = True
+        stream.closing = self._news = True
 
     def abort(self, stream: Stream) -> None:
         """End the stream now: its slot is free and on_end("cancelled") was called when this returns. Twice is once."""
@@ -228,16 +232,28 @@ class VocoderRunner:
     def busy(self) -> bool:
         return self.flying or any(stream.pending for stream in self._streams)
 
-    def step(self) -> bool:
-        """What has been decoded; then at most one reference, and frames of as many streams as fit."""
-        # As in `ArRunner.step`: the answer that there is nothing to do must be quick.
-        if not (bool(self._streams) if self._flight is None else self._flight.arrival.there):
+    def land(self) -> bool:
+        """Hand on the sound that has arrived."""
+        flight = self._flight
+        if flight is None or not flight.arrival.there:
             return False
+        self._flight, self._news = None, True
+        for stream in flight.streams:
+            stream.decoding = False
+        samples = flight.arrival.numpy()
+        self._frames_out += samples.size // FRAME_SAMPLES
+        for stream, row in zip(flight.streams, samples, strict=True):
+            stream.made.append(row)
+            self._hand_on(stream)
+        return True
+
+    def launch(self) -> bool:
+        """At most one reference, and frames of as many streams as fit. Ends the streams that have all their sound."""
+        if self._flight is not None or not self._news:
+            return False
+        self._news = False
         with self._lane.active(), torch.inference_mode():
-            worked = self._land()
-            if self._flight is not None:
-                return worked
-            worked |= self._end_finished()
+            worked = self._end_finished()
             worked |= self._prime()
             self._admit()
             groups = self._next_groups()
@@ -247,10 +263,12 @@ class VocoderRunner:
                 # Another's on_audio may have aborted it.
                 if going := [stream for stream in group if not stream.ended and stream.error is None]:
                     self._decode(going, count)
-                    self._land()  # a CPU has computed it already
+                    self.land()  # a CPU has computed it already
             if groups:
+                worked = True
                 self._end_finished()
-        return worked or bool(groups)
+        self._news |= worked
+        return worked
 
     def abort_all(self, error: Exception) -> None:
         self._flight = None
@@ -298,7 +316,7 @@ class VocoderRunner:
 
     def _end(self, stream: Stream, reason: FinishReason, error: Exception | None) -> None:
         del self._streams[stream]
-        stream.ended = True
+        stream.ended = self._news = True
         stream.pending.clear()
         if stream.slot is not None:
             self._free.append(stream.slot)
@@ -394,21 +412,6 @@ class VocoderRunner:
             nobody[:, 0] = self.max_num_seqs
             self._graphs[count] = Graphed(self._decoded, rows=(nobody,), sizes=sizes, pool=pool)
             self._graphs[count].prepare()
-
-    def _land(self) -> bool:
-        """Hand on what the flight has made, if it has arrived."""
-        flight = self._flight
-        if flight is None or not flight.arrival.there:
-            return False
-        self._flight = None
-        for stream in flight.streams:
-            stream.decoding = False
-        samples = flight.arrival.numpy()
-        self._frames_out += samples.size // FRAME_SAMPLES
-        for stream, row in zip(flight.streams, samples, strict=True):
-            stream.made.append(row)
-            self._hand_on(stream)
-        return True
 
     def _hand_on(self, stream: Stream) -> None:
         """The sound of what was pushed together, together."""
