@@ -28,15 +28,15 @@ from aura_omni.engine.lane import Arrival, Lane
 from aura_omni.engine.scheduler import Scheduler
 from aura_omni.engine.sequence import Batch, FinishReason, Sequence
 from aura_omni.engine.stage_model import Runner, StageModel
-from aura_omni.engine.steps import NO_ID, Steps
+from aura_omni.engine.steps import NO_ID, PREFILL_SIZES, Steps
 from aura_omni.errors import AuraError, BadRequest, EngineError
 from aura_omni.flow import Sampling
 
 logger = logging.getLogger(__name__)
 
-# Rows of prompts in a step that others wait for: some 30 to 50 ms, while a frame of speech is heard for 80. A GPU reads as many of an 8B
-# model, a core of a CPU as many of a small one.
-SHARED_ROWS = {"cuda": 1024, "cpu": 128}
+# Rows of prompts in a step that others wait for: on a GPU the most that is one graph, which 8B parameters take some 12 ms for, while
+# launching more would take the host twice as long; on a core of a CPU some 30 to 50 ms of a small model. A frame of speech is heard for 80.
+SHARED_ROWS = {"cuda": PREFILL_SIZES[-1], "cpu": 128}
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,13 +215,31 @@ class ArRunner(Runner):
             return False
         for sequence in list(self._scheduler.seated):
             self._seat(sequence)
+        if all(sequence.open for sequence in batch.sequences) and self._prepare(batch):
+            return True
         decoding = [index for index in range(len(batch.sequences)) if _decodes(batch, index)]
         others = [index for index in range(len(batch.sequences)) if index not in decoding]
         self._steps += 1
         self._computed_rows += batch.rows
-        self._launch_safely(batch.part(decoding), decode=True)
-        self._launch_safely(batch.part(others), decode=False)
+        parts = [(batch.part(decoding), True), (batch.part(others), False)]
+        if parts[1][0].sampled():
+            parts.reverse()  # who waits for a first id goes before those who have one
+        for part, decode in parts:
+            self._launch_safely(part, decode=decode)
         return True
+
+    def _prepare(self, batch: Batch) -> bool:
+        """Launch a piece of what the rows need. Until it has arrived, whoever is waited for finds nothing of theirs behind it."""
+        try:
+            launched = self._model.prepare(batch)
+        except torch.AcceleratorError:
+            raise
+        except Exception:
+            return False  # `rows` will meet it again, and whose it is will be found out there
+        if launched:
+            nothing = torch.empty(0, 1, dtype=torch.int64, device=self._model.device)
+            self._flights.append(_Flight(batch.part(()), (), self._lane.home(nothing), decode=False))
+        return launched
 
     def _launch_ahead(self, under_way: Batch) -> bool:
         """Start the step after one of decoding that is under way, for those that go on if it ends nobody."""

@@ -46,6 +46,13 @@ class StageModel(Protocol):
         """
         ...
 
+    def prepare(self, batch: Batch) -> bool:
+        """Launch a part of what `rows` will need for a batch that nobody waits for yet; False: nothing is missing.
+
+        Asked again and again, so that a batch whose media take long to launch is launched in pieces.
+        """
+        return False
+
     def prepare_graphs(self) -> None:
         """Capture CUDA graphs of what `rows` computes before the decoder does. Called once, in the stage's lane, if at all."""
 

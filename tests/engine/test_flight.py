@@ -120,18 +120,21 @@ def test_nobody_decodes_ahead_while_someone_waits_for_a_free_seat(lane: SlowLane
     assert len(lane.under_way) == 2
 
 
-def test_decode_rows_are_heard_before_the_prompts_of_their_step_are_through(lane: SlowLane) -> None:
+@pytest.mark.parametrize(("rows", "heard"), [(30, (1, 1)), (100, (2, 0))])
+def test_a_step_computes_prompts_first_if_that_gives_somebody_a_first_id(
+    lane: SlowLane, rows: int, heard: tuple[int, int]
+) -> None:
     runner = make_runner(TinyStage(), lane=lane)
-    first, second = Request(prompt(9)), Request(prompt(30, seed=1))
+    first, second = Request(prompt(9)), Request(prompt(rows, seed=1))
     runner.add(first.sequence)
     runner.step()
     lane.arrive()
     runner.add(second.sequence)
     runner.step()
     assert len(lane.under_way) == 2
-    lane.under_way.pop(0).there = True
+    land_one(lane)
     assert runner.step()
-    assert (len(first.heard), len(second.heard)) == (2, 0)
+    assert (len(first.heard), len(second.heard)) == heard
     assert runner.flying
 
 
