@@ -5,8 +5,8 @@
     runner.close(stream)                 # no more frames; ends once all are audio
 
 Streams of any age share a step, and how frames are cut into steps does not change the audio but for rounding, so the runner is
-free to decode whatever has come: one frame when that is all there is (the first audio), up to 32 when a stream is behind. A
-step never waits for the device: what it made is found by a later one. On CUDA the small ones are graphs. On a CPU every frame is
+free to decode whatever has come: one frame when that is all there is (the first audio), up to 16 when a stream is behind. A
+step never waits for the device: what it made is found by a later one. On CUDA all are graphs. On a CPU every frame is
 computed alone: then the sound is the same to the last bit, however it is cut and whoever else speaks.
 """
 
@@ -33,11 +33,19 @@ from aura_omni.models.codec import DECODER_LAYOUT, CodecConfig, CodecDecoder
 from aura_omni.models.codec_encoder import ENCODER_LAYOUT, CodecEncoder, CodecEncoderConfig
 from aura_omni.models.codec_state import CodecSnapshot
 
-# Frames per stream and step. Few sizes, so that each can become one CUDA graph.
-STEP_FRAMES = (1, 2, 4, 8, 16, 32)
-MAX_STEP_FRAMES = 256  # of all streams of a step together
-GRAPH_FRAMES = (1, 2, 4, 8)
-MAX_GRAPH_FRAMES = 64  # of all streams together: beyond, launching takes less time than computing
+# Frames per stream and step. Few sizes, because each is a CUDA graph for every size of group; the last is the usual chunk of speech that goes on.
+STEP_FRAMES = (1, 2, 4, 8, 16)
+# Of all streams of a step together: some 5 ms on an H200, for which a first chunk that comes meanwhile has to wait. Steps of four times as
+# many take 0.86 times as long for a frame.
+MAX_STEP_FRAMES = 64
+GRAPH_FRAMES = (
+    4,
+    8,
+    16,
+    32,
+    48,
+    MAX_STEP_FRAMES,
+)  # of all streams together: up to 16 take about as long as 1, so padding is free
 
 
 def load(checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dtype) -> tuple[CodecDecoder, CodecEncoder]:
@@ -141,7 +149,7 @@ class VocoderRunner(Runner):
         """max_step_frames bounds streams times frames of one step, and with it the activations; max_references how many
         reference states are kept (the least recently used one goes first).
 
-        graphs: small steps are CUDA graphs, captured here. alone: every frame of every stream is computed by itself. lane: where steps are computed; None: a new one.
+        graphs: steps are CUDA graphs, captured here. alone: every frame of every stream is computed by itself. lane: where steps are computed; None: a new one.
         """
         self.decoder = decoder
         self.max_num_seqs, self.max_waiting = max_num_seqs, max_waiting
@@ -374,11 +382,15 @@ class VocoderRunner(Runner):
             return [([stream], 1) for stream in ready for _ in range(stream.chunks[0].frames - stream.made_frames)]
         count = _step_frames(len(ready[0].pending))
         group = [stream for stream in ready if _step_frames(len(stream.pending)) == count]
-        return [(group[: max(1, self.max_step_frames // count)], count)]
+        return [(group[: self._most_streams(count)], count)]
+
+    def _most_streams(self, count: int) -> int:
+        """In a step of `count` frames of each."""
+        return max(1, self.max_step_frames // count)
 
     def _decode(self, group: list[Stream], count: int) -> None:
         """Launch the next `count` frames of each stream of the group."""
-        graph = self._graphs.get(count) if len(group) * count <= MAX_GRAPH_FRAMES else None
+        graph = self._graphs.get(count)
         codes = np.stack([stream.pending[:count] for stream in group]).reshape(len(group), -1)
         numbers = np.zeros((len(group) if graph is None else graph.size(len(group)), 1 + codes.shape[1]), np.int64)
         numbers[:, 0] = self.max_num_seqs
@@ -405,9 +417,9 @@ class VocoderRunner(Runner):
 
     def _capture(self) -> None:
         pool = GraphPool()
-        for count in GRAPH_FRAMES:
-            most = min(self.max_num_seqs, MAX_GRAPH_FRAMES // count)
-            sizes = {most, *(1 << power for power in range(most.bit_length()))}
+        for count in STEP_FRAMES:
+            most = min(self.max_num_seqs, self._most_streams(count))
+            sizes = {1, most, *(frames // count for frames in GRAPH_FRAMES if count <= frames <= most * count)}
             nobody = torch.zeros(1, 1 + count * self.decoder.config.codebooks, dtype=torch.int64, device=self._device)
             nobody[:, 0] = self.max_num_seqs
             self._graphs[count] = Graphed(self._decoded, rows=(nobody,), sizes=sizes, pool=pool)
@@ -420,8 +432,10 @@ class VocoderRunner(Runner):
             if stream.made_frames < stream.chunks[0].frames:
                 return
             size = stream.chunks.popleft().frames * FRAME_SAMPLES
-            sound = np.concatenate(stream.made)
-            stream.made = [sound[size:]]
+            sound = (
+                stream.made[0] if len(stream.made) == 1 else np.concatenate(stream.made)
+            )  # one: a chunk made in one step
+            stream.made = [sound[size:]] if len(sound) > size else []
             stream.on_audio(sound[:size])
 
     def _fail(self, streams: list[Stream], what: str, error: RuntimeError) -> None:
