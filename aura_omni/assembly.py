@@ -140,7 +140,9 @@ def assemble(config: Config, report: Report = unreported) -> Stages:
     for name in sorted(models, key=lambda name: name not in SPEAKING):
         if model := models[name]:
             usual = _usual(sites[name], defaults[name], speech)
-            runners[name] = _runner(model, sites[name], pages[name], usual, before=[] if name in SPEAKING else heard)
+            # Whoever waits for a transcript has got nothing before its end, so on a GPU ASR waits for nobody.
+            before = [] if name == "asr" and sites[name].device.type == "cuda" else list(heard)
+            runners[name] = _runner(model, sites[name], pages[name], usual, before=before)
             if name in SPEAKING:
                 heard.append(runners[name])
     return Stages(
@@ -322,7 +324,7 @@ def _runner(
             graphs=_graphs(site.device, stage),
             usual=usual,
             lane=_lane(stage.name, site.device),
-            before=before if site.device.type == "cpu" else (),  # on a GPU their lanes go first
+            before=before,
         )
 
 

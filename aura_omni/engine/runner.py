@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import logging
 import secrets
+import time
 from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -37,6 +39,10 @@ logger = logging.getLogger(__name__)
 # Rows of prompts in a step that others wait for: on a GPU the most that is one graph, which 8B parameters take some 12 ms for, while
 # launching more would take the host twice as long; on a core of a CPU some 30 to 50 ms of a small model. A frame of speech is heard for 80.
 SHARED_ROWS = {"cuda": PREFILL_SIZES[-1], "cpu": 128}
+
+# How long a step of decoding waits at most for what somebody else gets first. A GPU that computes both takes up to three times as long for
+# a first frame, which is some 10 ms otherwise; those who decode have more text or sound in hand than that.
+HOLD_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +76,22 @@ class ArRunner(Runner):
         usual: tuple[Sampling, Sampling] = (Sampling(), Sampling(temperature=0.0)),
         lane: Lane | None = None,
         before: Seq[Runner] = (),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """pages of page_size rows are taken on the model's device at once; the limits are `Scheduler`'s.
 
         graphs: steps of decoding and short prefills are CUDA graphs; without, they run as they are written. Those that the
         usual sampling needs, a sequence's own and its inner one, are captured here, others when they are first needed.
         lane: where steps are computed; None: a new one.
-        before: more urgent runners, which wait for a step of this one; while one of them has work, steps are short.
+        before: more urgent runners. On a CPU they wait for a step of this one, so while one of them has work, steps are short; on a
+        GPU their steps take longer beside one of this, so none of decoding begins while somebody waits for a first result.
         """
         self._model, self._lane, self._before = model, lane or Lane(model.device), tuple(before)
         self._flights: deque[_Flight] = deque()  # in the order of their launch
         self._landed = False  # since the last launch
+        self._at_once = model.device.type == "cpu"  # a launch computes
+        self._clock = clock
+        self._held_since_s: float | None = None
         self._cache = KVCache(pages, page_size, prefix_caching=prefix_caching)
         self._scheduler = Scheduler(
             self._cache,
@@ -111,6 +122,14 @@ class ArRunner(Runner):
     @property
     def flying(self) -> bool:
         return bool(self._flights)
+
+    @property
+    def awaited(self) -> bool:
+        return any(
+            not sequence.open and not sequence.generated
+            for flight in self._flights
+            for sequence in flight.batch.sequences
+        )
 
     @property
     def counters(self) -> Counters:
@@ -192,9 +211,9 @@ class ArRunner(Runner):
         return landed
 
     def launch(self) -> bool:
-        if not (self._landed if self._flights else self._scheduler.busy):
+        if not (self._landed if self._flights else self._scheduler.busy) or self._holds():
             return False
-        self._landed = False
+        self._landed, self._held_since_s = False, None
         with self._lane.active(), torch.inference_mode():
             launched = not self._flights and self._launch()
             if launched:
@@ -208,9 +227,18 @@ class ArRunner(Runner):
 
     # ------------------------------------------------------------ launch
 
+    def _holds(self) -> bool:
+        """Whether decoding waits a little, for the sake of somebody who has got nothing yet."""
+        if not any(runner.awaited for runner in self._before) or self._scheduler.newcomers:
+            return False
+        now_s = self._clock()
+        if self._held_since_s is None:
+            self._held_since_s = now_s
+        return now_s - self._held_since_s < HOLD_S
+
     def _launch(self) -> bool:
         """Start the next step. Changes nothing that the host knows of its sequences: that follows when it has arrived."""
-        batch = self._scheduler.schedule(shared=any(runner.busy for runner in self._before))
+        batch = self._scheduler.schedule(shared=self._at_once and any(runner.busy for runner in self._before))
         if batch is None:
             return False
         for sequence in list(self._scheduler.seated):

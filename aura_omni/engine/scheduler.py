@@ -68,6 +68,11 @@ class Scheduler:
         return any(not sequence.blocked for sequence in (*self.running, *self.waiting))
 
     @property
+    def newcomers(self) -> bool:
+        """Whether someone could be stepped who has got nothing yet."""
+        return any(not (one.generated or one.blocked or one.open) for one in (*self.running, *self.waiting))
+
+    @property
     def spare(self) -> bool:
         """Whether a seat is free that nobody waits for."""
         return len(self.running) + len(self.waiting) < self.max_num_seqs

@@ -115,6 +115,11 @@ class Runner(Protocol):
         """Whether a step is under way or would find something to do."""
         ...
 
+    @property
+    def awaited(self) -> bool:
+        """Whether somebody who has got nothing of this stage yet waits for what is under way."""
+        ...
+
     def land(self) -> bool:
         """Take in what has been computed, if it is there, and hand it on. Returns whether it was.
 

@@ -54,7 +54,7 @@ class _Build:
 class References(Runner):
     """Everything but `counters` is called on the engine thread."""
 
-    flying = busy = False  # whoever builds posts the result, which wakes the engine
+    flying = busy = awaited = False  # whoever builds posts the result, which wakes the engine
 
     def __init__(self, lane: Lane, *, capacity: int, max_waiting: int) -> None:
         """lane: where references are built. capacity: references kept, the least recently used is dropped first.

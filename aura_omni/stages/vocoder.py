@@ -240,6 +240,13 @@ class VocoderRunner(Runner):
     def busy(self) -> bool:
         return self.flying or any(stream.pending for stream in self._streams)
 
+    @property
+    def awaited(self) -> bool:
+        flight = self._flight
+        return flight is not None and any(
+            stream.chunks and stream.chunks[0].due_s == -math.inf for stream in flight.streams
+        )
+
     def land(self) -> bool:
         """Hand on the sound that has arrived."""
         flight = self._flight

@@ -224,6 +224,22 @@ def test_first_audio_goes_before_the_backlog_of_others(decoder: CodecDecoder) ->
     assert len(busy.pending) == 32
 
 
+def test_only_a_first_chunk_under_way_is_awaited(decoder: CodecDecoder) -> None:
+    lane = SlowLane()
+    runner = VocoderRunner(decoder, max_num_seqs=4, lane=lane)
+    stream, _ = start(runner)
+    runner.push(stream, codes_of(1, seed=0))
+    assert not runner.awaited
+    for due_s, first in ((None, True), (5.0, False)):
+        if due_s is not None:
+            runner.push(stream, codes_of(1, seed=1), due_s=due_s)
+        runner.step()
+        assert (runner.flying, runner.awaited) == (True, first)
+        lane.arrive()
+        runner.step()
+    assert not runner.awaited
+
+
 def test_whose_listener_runs_out_first_is_decoded_first(decoder: CodecDecoder) -> None:
     runner = VocoderRunner(decoder, max_num_seqs=4)
     streams = [start(runner) for _ in range(3)]
