@@ -39,8 +39,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PAGE_SIZE = 16
-URGENCY: tuple[StageName, ...] = ("code2wav", "talker", "aura", "asr")  # an audio deadline goes before a prefill
-URGENT: frozenset[StageName] = frozenset({"code2wav", "talker"})  # on the device
+# Who launches first: sound goes out, then what somebody waits for in silence, then speech, most of which is ahead of its listener.
+URGENCY: tuple[StageName, ...] = ("code2wav", "asr", "talker", "aura")
+SPEAKING: tuple[StageName, ...] = ("code2wav", "talker")  # an audio deadline goes before a prefill
 REFERENCES_KEPT = 64  # voices; each is a vector and a few hundred codes
 WAITING_PER_SLOT = 16  # requests that may wait for each of a stage's max_num_seqs
 CPU_BYTES = 2 << 30  # what the fractions are of without CUDA
@@ -136,11 +137,13 @@ def assemble(config: Config, report: Report = unreported) -> Stages:
         speech = _speech(config, speak, codec)
     runners: dict[StageName, ArRunner] = {}
     heard: list[Runner] = [] if speech is None else [speech.vocoder]
-    for name in URGENCY:
-        if model := models.get(name):
+    for name in sorted(models, key=lambda name: name not in SPEAKING):
+        if model := models[name]:
             usual = _usual(sites[name], defaults[name], speech)
-            runners[name] = _runner(model, sites[name], pages[name], usual, before=[] if name in URGENT else heard)
-            if name in URGENT:
+            # Whoever waits for a transcript has got nothing before its end, so on a GPU ASR waits for nobody.
+            before = [] if name == "asr" and sites[name].device.type == "cuda" else list(heard)
+            runners[name] = _runner(model, sites[name], pages[name], usual, before=before)
+            if name in SPEAKING:
                 heard.append(runners[name])
     return Stages(
         asr=hear,
@@ -291,6 +294,11 @@ def _graphs(device: torch.device, stage: StageConfig) -> bool:
     return device.type == "cuda" and not stage.enforce_eager
 
 
+def _lane(name: StageName, device: torch.device) -> Lane:
+    """AURA's kernels fill the device by themselves; those of the others are small and many, and each would wait for one of them."""
+    return Lane(device, urgent=name != "aura")
+
+
 def _usual(site: _Site, default: Sampling, speech: Speech | None) -> tuple[Sampling, Sampling]:
     """What requests that set nothing sample with, and the Talker's code predictor."""
     sampling = default.merged(site.config.sampling)
@@ -315,8 +323,8 @@ def _runner(
             prefix_caching=stage.enable_prefix_caching,
             graphs=_graphs(site.device, stage),
             usual=usual,
-            lane=Lane(site.device, urgent=stage.name in URGENT),
-            before=before if site.device.type == "cpu" else (),  # on a GPU their lanes go first
+            lane=_lane(stage.name, site.device),
+            before=before,
         )
 
 
@@ -343,7 +351,7 @@ def _speech(config: Config, talker: TalkerStage, codec: tuple[CodecDecoder, Code
             max_waiting=WAITING_PER_SLOT * slots,
             graphs=_graphs(device, config.stage("code2wav")),
             alone=device.type == "cpu",
-            lane=Lane(device, urgent="code2wav" in URGENT),
+            lane=_lane("code2wav", device),
         )
     return Speech(
         talker=talker,

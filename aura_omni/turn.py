@@ -41,6 +41,7 @@ class Turn:
         self._unheard = deque((clip, part) for clip, parts in enumerate(plan.hearing) for part in range(len(parts)))
         self._heard: list[list[Transcript]] = [[Transcript("")] * len(parts) for parts in plan.hearing]
         self._thinking: Sequence | None = None
+        self._reads_ahead = plan.draft is not None  # AURA, as soon as ASR writes
         self._known: set[tuple[int, int]] = set()  # clip and part of the transcripts that are there
         self._text = ""
         self._nothing_chosen = False  # a budget or a stop string, not silence, left nothing to hear
@@ -54,10 +55,6 @@ class Turn:
 
     def begin(self) -> None:
         self._work.guard(self._listen)
-        if self._plan.draft is not None:
-            with suppress(Unavailable):
-                # In the next pass of the engine's loop: ASR's first step, which somebody waits for, is launched before.
-                self._engine.post(lambda: self._work.guard(self._think_ahead))
 
     def _listen(self) -> None:
         """Every part of every clip to a transcript, a few at a time; then on."""
@@ -94,8 +91,16 @@ class Turn:
                 self._work.count(text_tokens=sequence.generated, cached_tokens=sequence.cached)
             self._listen()
 
+        def hear(token: int) -> None:
+            ids.append(token)
+            if self._reads_ahead:
+                self._reads_ahead = False
+                with suppress(Unavailable):
+                    # In the next pass of the engine's loop: ASR, which somebody waits for, has launched its next steps by then.
+                    self._engine.post(lambda: self._work.guard(self._think_ahead))
+
         build = partial(asr.sequence, listening.prompt, listening.sampling)
-        self._work.run("asr", build, on_output=ids.append, then=heard)
+        self._work.run("asr", build, on_output=hear, then=heard)
         self._work.count(prompt_audio_tokens=listening.prompt.audio.length)
         if self._parts.aura is None:
             self._work.count(prompt_text_tokens=len(listening.prompt.tokens) - listening.prompt.audio.length)

@@ -45,9 +45,9 @@ def test_speech_starts_before_the_text_has_ended(pipeline, monkeypatch):
 def test_text_read_as_it_is_written_sounds_like_text_that_was_there(pipeline, pace, monkeypatch):
     runner = pipeline.parts.ar_runners["aura"]
     passes = itertools.count()
-    step = runner.step
+    launch = runner.launch
     # A slow AURA: the Talker runs out of text and has to wait for it.
-    monkeypatch.setattr(runner, "step", lambda: step() if next(passes) % pace == 0 else runner.busy)
+    monkeypatch.setattr(runner, "launch", lambda: launch() if next(passes) % pace == 0 else runner.busy)
     written = ask(pipeline, spoken(sampling=LONG, voice=RAW))
     np.testing.assert_allclose(written.samples, spoken_whole(pipeline, written.text), atol=5e-5)
 

@@ -23,10 +23,10 @@ def test_a_video_is_read_in_short_steps_between_the_frames_of_somebody_elses_spe
     talker, code2wav = pipeline.parts.ar_runners["talker"], pipeline.parts.speech.vocoder
     passes: list[tuple[str, int, bool]] = []  # stage, rows of its step, whether somebody's speech has work
 
-    def watch(name: str, rows: Callable[[], int], step: Callable[[], bool]) -> Callable[[], bool]:
+    def watch(name: str, rows: Callable[[], int], launch: Callable[[], bool]) -> Callable[[], bool]:
         def watched() -> bool:
             before, speaks = rows(), talker.busy or code2wav.busy
-            worked = step()
+            worked = launch()
             if rows() > before:
                 passes.append((name, rows() - before, speaks))
             return worked
@@ -35,8 +35,8 @@ def test_a_video_is_read_in_short_steps_between_the_frames_of_somebody_elses_spe
 
     for name in ("talker", "aura", "asr"):
         runner = pipeline.parts.ar_runners[name]  # type: ignore[index]
-        counted = watch(name, lambda runner=runner: runner.counters.computed_rows, runner.step)  # type: ignore[misc]
-        monkeypatch.setattr(runner, "step", counted)
+        counted = watch(name, lambda runner=runner: runner.counters.computed_rows, runner.launch)  # type: ignore[misc]
+        monkeypatch.setattr(runner, "launch", counted)
     speech, turn, there = Listener(), Listener(), threading.Event()
     held = pipeline.engine.post(lambda: there.wait(60))
     pipeline.submit(TurnRequest((Message("user", (Text("One two three four five."),)),), part="speech"), speech)

@@ -2,7 +2,8 @@
 
 Knows runners, not what they run. Whoever wants something of a runner posts a function, which the loop calls between two
 steps; so runners, stage models and listeners need no locks. Steps do not wait for the device, so the stages share it; only
-when no runner has anything to do but wait does the loop look again a little later.
+when no runner has anything to do but wait does the loop look again a little later. But a launch takes the thread up to some
+milliseconds, so before each one it takes in what has arrived, and what follows from that in more urgent stages goes first.
 
     with Engine({"code2wav": code2wav, "talker": talker, "aura": aura, "asr": asr}) as engine:
         engine.post(lambda: aura.add(sequence))
@@ -30,8 +31,9 @@ _Phase = Literal["new", "running", "closing", "ended"]
 
 class Engine:
     def __init__(self, runners: Mapping[str, Runner]) -> None:
-        """runners: in order of urgency. Each pass of the loop steps every runner once."""
+        """runners: in order of urgency. Each pass of the loop lets every runner launch, so none of them starves."""
         self._runners = dict(runners)
+        self._by_urgency = tuple(runners.values())
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()  # guards the inbox and the phase
         self._phase: _Phase = "new"
@@ -142,9 +144,24 @@ class Engine:
                 if self._phase == "closing":
                     return
             self._drain()
-            worked = False
-            for runner in self._runners.values():
-                worked |= runner.step()
+            worked = self._pass()
+
+    def _pass(self) -> bool:
+        """Every runner may launch, and once more before each less urgent one if anything has landed. Returns whether any did."""
+        worked = False
+        for place, runner in enumerate(self._by_urgency):
+            if self._land():
+                worked = True
+                for urgent in self._by_urgency[:place]:
+                    urgent.launch()
+            worked |= runner.launch()
+        return worked
+
+    def _land(self) -> bool:
+        landed = False
+        for runner in self._by_urgency:
+            landed |= runner.land()
+        return landed
 
     def _drain(self) -> None:
         for _ in range(len(self._inbox)):  # what these functions post waits for the next pass

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import logging
 import secrets
+import time
 from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -28,15 +30,19 @@ from aura_omni.engine.lane import Arrival, Lane
 from aura_omni.engine.scheduler import Scheduler
 from aura_omni.engine.sequence import Batch, FinishReason, Sequence
 from aura_omni.engine.stage_model import Runner, StageModel
-from aura_omni.engine.steps import NO_ID, Steps
+from aura_omni.engine.steps import NO_ID, PREFILL_SIZES, Steps
 from aura_omni.errors import AuraError, BadRequest, EngineError
 from aura_omni.flow import Sampling
 
 logger = logging.getLogger(__name__)
 
-# Rows of prompts in a step that others wait for: some 30 to 50 ms, while a frame of speech is heard for 80. A GPU reads as many of an 8B
-# model, a core of a CPU as many of a small one.
-SHARED_ROWS = {"cuda": 1024, "cpu": 128}
+# Rows of prompts in a step that others wait for: on a GPU the most that is one graph, which 8B parameters take some 12 ms for, while
+# launching more would take the host twice as long; on a core of a CPU some 30 to 50 ms of a small model. A frame of speech is heard for 80.
+SHARED_ROWS = {"cuda": PREFILL_SIZES[-1], "cpu": 128}
+
+# How long a step of decoding waits at most for what somebody else gets first. A GPU that computes both takes up to three times as long for
+# a first frame, which is some 10 ms otherwise; those who decode have more text or sound in hand than that.
+HOLD_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +58,8 @@ class _Flight:
     decode: bool
 
 
-class ArRunner:
-    """A `stage_model.Runner` of an autoregressive stage."""
+class ArRunner(Runner):
+    """Of an autoregressive stage."""
 
     def __init__(
         self,
@@ -70,16 +76,22 @@ class ArRunner:
         usual: tuple[Sampling, Sampling] = (Sampling(), Sampling(temperature=0.0)),
         lane: Lane | None = None,
         before: Seq[Runner] = (),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """pages of page_size rows are taken on the model's device at once; the limits are `Scheduler`'s.
 
         graphs: steps of decoding and short prefills are CUDA graphs; without, they run as they are written. Those that the
         usual sampling needs, a sequence's own and its inner one, are captured here, others when they are first needed.
         lane: where steps are computed; None: a new one.
-        before: more urgent runners, which wait for a step of this one; while one of them has work, steps are short.
+        before: more urgent runners. On a CPU they wait for a step of this one, so while one of them has work, steps are short; on a
+        GPU their steps take longer beside one of this, so none of decoding begins while somebody waits for a first result.
         """
         self._model, self._lane, self._before = model, lane or Lane(model.device), tuple(before)
         self._flights: deque[_Flight] = deque()  # in the order of their launch
+        self._landed = False  # since the last launch
+        self._at_once = model.device.type == "cpu"  # a launch computes
+        self._clock = clock
+        self._held_since_s: float | None = None
         self._cache = KVCache(pages, page_size, prefix_caching=prefix_caching)
         self._scheduler = Scheduler(
             self._cache,
@@ -111,6 +123,14 @@ class ArRunner:
     @property
     def flying(self) -> bool:
         return bool(self._flights)
+
+    @property
+    def awaited(self) -> bool:
+        return any(
+            not sequence.open and not sequence.generated
+            for flight in self._flights
+            for sequence in flight.batch.sequences
+        )
 
     @property
     def counters(self) -> Counters:
@@ -182,41 +202,78 @@ class ArRunner:
             self._finish(sequence, "error", error)
         self._lane.wait()
 
-    def step(self) -> bool:
-        # Asked thousands of times a second while the device computes: the answer that there is nothing to do must be quick.
-        if not (self._flights[0].arrival.there if self._flights else self._scheduler.busy):
+    def land(self) -> bool:
+        landed = False
+        while self._flights and self._flights[0].arrival.there:
+            flight = self._flights.popleft()
+            if not self._flights:
+                self._under_way.end()
+            self._settle(flight)
+            landed = True
+        self._landed |= landed
+        return landed
+
+    def launch(self) -> bool:
+        if not (self._landed if self._flights else self._scheduler.busy) or self._holds():
             return False
+        self._landed, self._held_since_s = False, None
         with self._lane.active(), torch.inference_mode():
-            worked = self._land()
-            if not self._flights and self._launch():
-                self._land()  # a CPU has computed it already
-                worked = True
+            launched = not self._flights and self._launch()
+            if launched:
+                self.land()  # a CPU has computed it already
             if len(self._flights) == 1 and self._flights[0].decode:
-                worked |= self._launch_ahead(self._flights[0].batch)
-        return worked
+                launched |= self._launch_ahead(self._flights[0].batch)
+        return launched
 
     def check_integrity(self) -> None:
         self._scheduler.check_integrity()
 
     # ------------------------------------------------------------ launch
 
+    def _holds(self) -> bool:
+        """Whether decoding waits a little, for the sake of somebody who has got nothing yet."""
+        if not any(runner.awaited for runner in self._before) or self._scheduler.newcomers:
+            return False
+        now_s = self._clock()
+        if self._held_since_s is None:
+            self._held_since_s = now_s
+        return now_s - self._held_since_s < HOLD_S
+
     def _launch(self) -> bool:
         """Start the next step. Changes nothing that the host knows of its sequences: that follows when it has arrived."""
-        batch = self._scheduler.schedule(shared=any(runner.busy for runner in self._before))
+        batch = self._scheduler.schedule(shared=self._at_once and any(runner.busy for runner in self._before))
         if batch is None:
             return False
         self._under_way.begin()
+        if all(sequence.open for sequence in batch.sequences) and self._prepare(batch):
+            return True
         decoding: list[int] = []
         others: list[int] = []
         for index in range(len(batch.sequences)):
             (decoding if _decodes(batch, index) else others).append(index)
         self._steps += 1
         self._computed_rows += batch.rows
-        self._launch_safely(batch.part(decoding), decode=True)
-        self._launch_safely(batch.part(others), decode=False)
+        parts = [(batch.part(decoding), True), (batch.part(others), False)]
+        if parts[1][0].sampled():
+            parts.reverse()  # who waits for a first id goes before those who have one
+        for part, decode in parts:
+            self._launch_safely(part, decode=decode)
         if not self._flights:
             self._under_way.end()  # it has failed
         return True
+
+    def _prepare(self, batch: Batch) -> bool:
+        """Launch a piece of what the rows need. Until it has arrived, whoever is waited for finds nothing of theirs behind it."""
+        try:
+            launched = self._model.prepare(batch)
+        except torch.AcceleratorError:
+            raise
+        except Exception:
+            return False  # `rows` will meet it again, and whose it is will be found out there
+        if launched:
+            nothing = torch.empty(0, 1, dtype=torch.int64, device=self._model.device)
+            self._flights.append(_Flight(batch.part(()), (), self._lane.home(nothing), decode=False))
+        return launched
 
     def _launch_ahead(self, under_way: Batch) -> bool:
         """Start the step after one of decoding that is under way, for those that go on if it ends nobody."""
@@ -264,17 +321,6 @@ class ArRunner:
                 self._launch_safely(alone, decode=decode, ahead=ahead)
 
     # ------------------------------------------------------------ what has been computed
-
-    def _land(self) -> bool:
-        """Take in the flights that have arrived."""
-        landed = False
-        while self._flights and self._flights[0].arrival.there:
-            flight = self._flights.popleft()
-            if not self._flights:
-                self._under_way.end()
-            self._settle(flight)
-            landed = True
-        return landed
 
     def _settle(self, flight: _Flight) -> None:
         """Write the ids down, end who has stopped, and hand on what the others said.

@@ -37,7 +37,7 @@ class Scheduler:
     ) -> None:
         """max_num_seqs: sequences that hold pages at once; max_num_batched_tokens: rows of one step; max_model_len: tokens
         of a sequence, prompt and answer; max_waiting: sequences beyond max_num_seqs before new ones are refused;
-        shared_rows: of prompts, in a step that others wait for or may come to wait for."""
+        shared_rows: of prompts, in a step that others wait for, and half as many where nobody waits but may come to."""
         if max_num_seqs < 1 or max_model_len < 2 or max_waiting < 0:
             raise ConfigError(
                 f"max_num_seqs {max_num_seqs}, max_model_len {max_model_len}, max_waiting {max_waiting}: "
@@ -66,6 +66,11 @@ class Scheduler:
     def busy(self) -> bool:
         """Whether someone runs or waits who could be stepped."""
         return any(not sequence.blocked for sequence in (*self.running, *self.waiting))
+
+    @property
+    def newcomers(self) -> bool:
+        """Whether someone could be stepped who has got nothing yet."""
+        return any(not (one.generated or one.blocked or one.open) for one in (*self.running, *self.waiting))
 
     @property
     def spare(self) -> bool:
@@ -136,11 +141,12 @@ class Scheduler:
                 break
         decoding = len(counts)
         budget = self.max_num_batched_tokens - decoding
-        if decoding or shared:
+        prompts = [one for one in self.running if one not in counts and not one.blocked and not one.open]
+        if decoding or shared or len(prompts) > 1:
             budget = min(budget, self.shared_rows)
-        self._add_prompts(counts, budget)
-        if len(counts) == decoding:
-            self._add_open(counts, min(budget, self.shared_rows))
+        self._add_prompts(prompts, counts, budget)
+        if not prompts:
+            self._add_open(counts, min(budget, self.shared_rows // 2))
         if not counts:
             return None
         return Batch(tuple(counts), tuple(sequence.computed for sequence in counts), tuple(counts.values()))
@@ -215,8 +221,7 @@ class Scheduler:
             self._preempt(last)
         return True
 
-    def _add_prompts(self, counts: dict[Sequence, int], budget: int) -> None:
-        prompts = [one for one in self.running if one not in counts and not one.blocked and not one.open]
+    def _add_prompts(self, prompts: list[Sequence], counts: dict[Sequence, int], budget: int) -> None:
         for sequence in prompts:
             untouched = sequence.computed == sequence.cached and not sequence.preempted
             if untouched and sequence not in self.seated:

@@ -46,6 +46,13 @@ class StageModel(Protocol):
         """
         ...
 
+    def prepare(self, batch: Batch) -> bool:
+        """Launch a part of what `rows` will need for a batch that nobody waits for yet; False: nothing is missing.
+
+        Asked again and again, so that a batch whose media take long to launch is launched in pieces.
+        """
+        return False
+
     def prepare_graphs(self) -> None:
         """Capture CUDA graphs of what `rows` computes before the decoder does. Called once, in the stage's lane, if at all."""
 
@@ -100,7 +107,7 @@ class Runner(Protocol):
 
     @property
     def flying(self) -> bool:
-        """Whether a step is under way on the device, whose end a later call of `step` will find."""
+        """Whether a step is under way on the device, whose end a later call of `land` will find."""
         ...
 
     @property
@@ -108,14 +115,30 @@ class Runner(Protocol):
         """Whether a step is under way or would find something to do."""
         ...
 
-    def step(self) -> bool:
-        """Take in what has been computed and launch the next step, without waiting. Returns whether there was either to do.
+    @property
+    def awaited(self) -> bool:
+        """Whether somebody who has got nothing of this stage yet waits for what is under way."""
+        ...
 
-        Errors of one request end that request only.
+    def land(self) -> bool:
+        """Take in what has been computed, if it is there, and hand it on. Returns whether it was.
 
-        What is raised nevertheless means that the device or the runner can no longer be trusted, and stops the engine.
+        Errors of one request end that request only, here and in `launch`. What is raised nevertheless means that the device or
+        the runner can no longer be trusted, and stops the engine.
         """
         ...
+
+    def launch(self) -> bool:
+        """Start what can be computed next, without waiting. Returns whether there was anything.
+
+        Asked thousands of times a second while the device computes: the answer that there is nothing to do must be quick.
+        """
+        ...
+
+    def step(self) -> bool:
+        """Both, for who drives one runner alone. Returns whether there was either to do."""
+        landed = self.land()
+        return self.launch() or landed
 
     def abort_all(self, error: Exception) -> None:
         """End every request with reason "error"; then wait until the device has no more work of this runner."""

@@ -218,6 +218,15 @@ class AuraStage(StageModel):
         self._graphs = TowerGraphs(self.network.visual)
         self._graphs.prepare(Framing(rules, USUAL_FRAME, size))
 
+    def prepare(self, batch: Batch) -> bool:
+        """The pictures of one sequence at a time."""
+        for one in batch.split():
+            needs = [*_needs(one), *_needs_ahead(one)]
+            if any(need.index not in need.seen.features for need in needs):
+                self._encode(needs)
+                return True
+        return False
+
     def rows(self, batch: Batch) -> Rows:
         needs = list(_needs(batch))
         ahead = list(_needs_ahead(batch))

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from aura_omni.counters import Counters
 from aura_omni.engine.lane import Lane
 from aura_omni.engine.sequence import FinishReason
+from aura_omni.engine.stage_model import Runner
 from aura_omni.errors import Overloaded, Unavailable
 from aura_omni.flow import Audio
 from aura_omni.stages.voices import Reference
@@ -50,10 +51,10 @@ class _Build:
     asked: dict[Asked, None] = field(default_factory=dict)
 
 
-class References:
-    """Implements `engine.stage_model.Runner`; everything but `counters` is called on the engine thread."""
+class References(Runner):
+    """Everything but `counters` is called on the engine thread."""
 
-    flying = busy = False  # whoever builds posts the result, which wakes the engine
+    flying = busy = awaited = False  # whoever builds posts the result, which wakes the engine
 
     def __init__(self, lane: Lane, *, capacity: int, max_waiting: int) -> None:
         """lane: where references are built. capacity: references kept, the least recently used is dropped first.
@@ -118,7 +119,10 @@ class References:
 
     # ------------------------------------------------------------ Runner
 
-    def step(self) -> bool:
+    def land(self) -> bool:
+        return False
+
+    def launch(self) -> bool:
         return False
 
     def abort_all(self, error: Exception) -> None:

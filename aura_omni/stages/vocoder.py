@@ -5,8 +5,8 @@
     runner.close(stream)                 # no more frames; ends once all are audio
 
 Streams of any age share a step, and how frames are cut into steps does not change the audio but for rounding, so the runner is
-free to decode whatever has come: one frame when that is all there is (the first audio), up to 32 when a stream is behind. A
-step never waits for the device: what it made is found by a later one. On CUDA the small ones are graphs. On a CPU every frame is
+free to decode whatever has come: one frame when that is all there is (the first audio), up to 16 when a stream is behind. A
+step never waits for the device: what it made is found by a later one. On CUDA all are graphs. On a CPU every frame is
 computed alone: then the sound is the same to the last bit, however it is cut and whoever else speaks.
 """
 
@@ -26,17 +26,26 @@ from aura_omni.engine.graphs import Graphed, GraphPool
 from aura_omni.engine.lane import Arrival, Lane, sent
 from aura_omni.engine.loader import Checkpoint
 from aura_omni.engine.sequence import FinishReason
+from aura_omni.engine.stage_model import Runner
 from aura_omni.errors import CheckpointError, CodeOutOfRange, EngineError, Overloaded
 from aura_omni.flow import CODEBOOKS, FRAME_SAMPLES, VOICE_RATE
 from aura_omni.models.codec import DECODER_LAYOUT, CodecConfig, CodecDecoder
 from aura_omni.models.codec_encoder import ENCODER_LAYOUT, CodecEncoder, CodecEncoderConfig
 from aura_omni.models.codec_state import CodecSnapshot
 
-# Frames per stream and step. Few sizes, so that each can become one CUDA graph.
-STEP_FRAMES = (1, 2, 4, 8, 16, 32)
-MAX_STEP_FRAMES = 256  # of all streams of a step together
-GRAPH_FRAMES = (1, 2, 4, 8)
-MAX_GRAPH_FRAMES = 64  # of all streams together: beyond, launching takes less time than computing
+# Frames per stream and step. Few sizes, because each is a CUDA graph for every size of group; the last is the usual chunk of speech that goes on.
+STEP_FRAMES = (1, 2, 4, 8, 16)
+# Of all streams of a step together: some 5 ms on an H200, for which a first chunk that comes meanwhile has to wait. Steps of four times as
+# many take 0.86 times as long for a frame.
+MAX_STEP_FRAMES = 64
+GRAPH_FRAMES = (
+    4,
+    8,
+    16,
+    32,
+    48,
+    MAX_STEP_FRAMES,
+)  # of all streams together: up to 16 take about as long as 1, so padding is free
 
 
 def load(checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dtype) -> tuple[CodecDecoder, CodecEncoder]:
@@ -118,8 +127,8 @@ class Stream:
         return sum(map(len, self.made)) // FRAME_SAMPLES
 
 
-class VocoderRunner:
-    """Implements `engine.stage_model.Runner`. Everything is called on the engine thread.
+class VocoderRunner(Runner):
+    """Everything is called on the engine thread.
 
     A stream takes a slot with its first frame and keeps it to its end, so at most `max_num_seqs` streams make audio; up to
     `max_waiting` more are kept with their frames (whose number the Talker's budget bounds). Slots are free before on_end.
@@ -140,7 +149,7 @@ class VocoderRunner:
         """max_step_frames bounds streams times frames of one step, and with it the activations; max_references how many
         reference states are kept (the least recently used one goes first).
 
-        graphs: small steps are CUDA graphs, captured here. alone: every frame of every stream is computed by itself. lane: where steps are computed; None: a new one.
+        graphs: steps are CUDA graphs, captured here. alone: every frame of every stream is computed by itself. lane: where steps are computed; None: a new one.
         """
         self.decoder = decoder
         self.max_num_seqs, self.max_waiting = max_num_seqs, max_waiting
@@ -152,6 +161,7 @@ class VocoderRunner:
             # The last slot is where references are decoded, and what steps are padded with.
             self._state = decoder.new_state(max_num_seqs + 1)
         self._flight: _Flight | None = None
+        self._news = False  # something has come, gone or landed since `launch` found nothing to do
         self._free = list(range(max_num_seqs - 1, -1, -1))
         self._streams: dict[Stream, None] = {}  # all open ones, in the order they came
         self._references: OrderedDict[bytes, CodecSnapshot] = OrderedDict()
@@ -185,6 +195,7 @@ class VocoderRunner:
             self._check(self._frames(reference.codes), "frame {} of the reference")
         stream = Stream(on_audio, on_end, reference)
         self._streams[stream] = None
+        self._news = True  # its reference is decoded before its frames come
         return stream
 
     def push(self, stream: Stream, frames: Sequence[Sequence[int]] | np.ndarray, *, due_s: float = -math.inf) -> None:
@@ -198,6 +209,7 @@ class VocoderRunner:
             return
         if stream.closing:
             raise RuntimeError("frames were pushed to a stream after it was closed")
+        self._news = True
         codes = self._frames(frames)
         try:
             self._check(codes, "frame {}", stream.received)
@@ -212,7 +224,7 @@ class VocoderRunner:
 
     def close(self, stream: Stream) -> None:
         """No more frames will come. The stream ends with "stop" when all it has are audio."""
-        stream.closing = True
+        stream.closing = self._news = True
 
     def abort(self, stream: Stream) -> None:
         """End the stream now: its slot is free and on_end("cancelled") was called when this returns. Twice is once."""
@@ -229,16 +241,36 @@ class VocoderRunner:
     def busy(self) -> bool:
         return self.flying or any(stream.pending for stream in self._streams)
 
-    def step(self) -> bool:
-        """What has been decoded; then at most one reference, and frames of as many streams as fit."""
-        # As in `ArRunner.step`: the answer that there is nothing to do must be quick.
-        if not (bool(self._streams) if self._flight is None else self._flight.arrival.there):
+    @property
+    def awaited(self) -> bool:
+        flight = self._flight
+        return flight is not None and any(
+            stream.chunks and stream.chunks[0].due_s == -math.inf for stream in flight.streams
+        )
+
+    def land(self) -> bool:
+        """Hand on the sound that has arrived."""
+        flight = self._flight
+        if flight is None or not flight.arrival.there:
             return False
+        self._flight, self._news = None, True
+        self._under_way.end()
+        for stream in flight.streams:
+            stream.decoding = False
+        samples = flight.arrival.numpy()
+        self._frames_out += samples.size // FRAME_SAMPLES
+        for stream, row in zip(flight.streams, samples, strict=True):
+            stream.made.append(row)
+            self._hand_on(stream)
+        return True
+
+    def launch(self) -> bool:
+        """At most one reference, and frames of as many streams as fit. Ends the streams that have all their sound."""
+        if self._flight is not None or not self._news:
+            return False
+        self._news = False
         with self._lane.active(), torch.inference_mode():
-            worked = self._land()
-            if self._flight is not None:
-                return worked
-            worked |= self._end_finished()
+            worked = self._end_finished()
             worked |= self._prime()
             self._admit()
             groups = self._next_groups()
@@ -248,10 +280,12 @@ class VocoderRunner:
                 # Another's on_audio may have aborted it.
                 if going := [stream for stream in group if not stream.ended and stream.error is None]:
                     self._decode(going, count)
-                    self._land()  # a CPU has computed it already
+                    self.land()  # a CPU has computed it already
             if groups:
+                worked = True
                 self._end_finished()
-        return worked or bool(groups)
+        self._news |= worked
+        return worked
 
     def abort_all(self, error: Exception) -> None:
         self._flight = None
@@ -302,7 +336,7 @@ class VocoderRunner:
 
     def _end(self, stream: Stream, reason: FinishReason, error: Exception | None) -> None:
         del self._streams[stream]
-        stream.ended = True
+        stream.ended = self._news = True
         stream.pending.clear()
         if stream.slot is not None:
             self._free.append(stream.slot)
@@ -360,11 +394,15 @@ class VocoderRunner:
             return [([stream], 1) for stream in ready for _ in range(stream.chunks[0].frames - stream.made_frames)]
         count = _step_frames(len(ready[0].pending))
         group = [stream for stream in ready if _step_frames(len(stream.pending)) == count]
-        return [(group[: max(1, self.max_step_frames // count)], count)]
+        return [(group[: self._most_streams(count)], count)]
+
+    def _most_streams(self, count: int) -> int:
+        """In a step of `count` frames of each."""
+        return max(1, self.max_step_frames // count)
 
     def _decode(self, group: list[Stream], count: int) -> None:
         """Launch the next `count` frames of each stream of the group."""
-        graph = self._graphs.get(count) if len(group) * count <= MAX_GRAPH_FRAMES else None
+        graph = self._graphs.get(count)
         codes = np.stack([stream.pending[:count] for stream in group]).reshape(len(group), -1)
         numbers = np.zeros((len(group) if graph is None else graph.size(len(group)), 1 + codes.shape[1]), np.int64)
         numbers[:, 0] = self.max_num_seqs
@@ -393,29 +431,13 @@ class VocoderRunner:
 
     def _capture(self) -> None:
         pool = GraphPool()
-        for count in GRAPH_FRAMES:
-            most = min(self.max_num_seqs, MAX_GRAPH_FRAMES // count)
-            sizes = {most, *(1 << power for power in range(most.bit_length()))}
+        for count in STEP_FRAMES:
+            most = min(self.max_num_seqs, self._most_streams(count))
+            sizes = {1, most, *(frames // count for frames in GRAPH_FRAMES if count <= frames <= most * count)}
             nobody = torch.zeros(1, 1 + count * self.decoder.config.codebooks, dtype=torch.int64, device=self._device)
             nobody[:, 0] = self.max_num_seqs
             self._graphs[count] = Graphed(self._decoded, rows=(nobody,), sizes=sizes, pool=pool)
             self._graphs[count].prepare()
-
-    def _land(self) -> bool:
-        """Hand on what the flight has made, if it has arrived."""
-        flight = self._flight
-        if flight is None or not flight.arrival.there:
-            return False
-        self._flight = None
-        self._under_way.end()
-        for stream in flight.streams:
-            stream.decoding = False
-        samples = flight.arrival.numpy()
-        self._frames_out += samples.size // FRAME_SAMPLES
-        for stream, row in zip(flight.streams, samples, strict=True):
-            stream.made.append(row)
-            self._hand_on(stream)
-        return True
 
     def _hand_on(self, stream: Stream) -> None:
         """The sound of what was pushed together, together."""
@@ -424,8 +446,10 @@ class VocoderRunner:
             if stream.made_frames < stream.chunks[0].frames:
                 return
             size = stream.chunks.popleft().frames * FRAME_SAMPLES
-            sound = np.concatenate(stream.made)
-            stream.made = [sound[size:]]
+            sound = (
+                stream.made[0] if len(stream.made) == 1 else np.concatenate(stream.made)
+            )  # one: a chunk made in one step
+            stream.made = [sound[size:]] if len(sound) > size else []
             stream.on_audio(sound[:size])
 
     def _fail(self, streams: list[Stream], what: str, error: RuntimeError) -> None:

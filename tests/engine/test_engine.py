@@ -23,7 +23,10 @@ class Scripted:
         self.steps = 0
         self.flying = False
 
-    def step(self) -> bool:
+    def land(self) -> bool:
+        return False
+
+    def launch(self) -> bool:
         self.steps += 1
         if self.failure:
             raise self.failure
@@ -84,6 +87,53 @@ def test_runners_are_stepped_in_order_of_urgency() -> None:
         while engine.call(lambda: sum(runner.work for runner in runners.values())):
             pass
     assert log == ["vocoder", "talker", "aura"] * 3
+
+
+class Device(Scripted):
+    """A runner whose steps take as long as the others need to launch so many times, if they have something to launch or not."""
+
+    def __init__(self, log: list[str], name: str, work: int, *, takes: int, others: list[Device]) -> None:
+        super().__init__(log, name, work)
+        self.takes, self.others, self.left = takes, others, 0
+        others.append(self)
+
+    def land(self) -> bool:
+        landed = self.flying and self.left <= 0
+        if landed:
+            self.flying = False
+            self.log.append(f"{self.name} landed")
+        return landed
+
+    def launch(self) -> bool:
+        for other in self.others:
+            other.left -= other is not self
+        if self.flying or not super().launch():
+            return False
+        self.flying, self.left = True, self.takes
+        return True
+
+
+def passes(work: dict[str, int], takes: dict[str, int]) -> list[str]:
+    log: list[str] = []
+    others: list[Device] = []
+    runners = {name: Device(log, name, count, takes=takes[name], others=others) for name, count in work.items()}
+    with Engine(runners) as engine:
+        while engine.call(lambda: sum(runner.work for runner in runners.values())):
+            pass
+    return log
+
+
+def test_what_arrives_during_a_launch_goes_on_before_less_urgent_runners_launch() -> None:
+    log = passes({"asr": 3, "talker": 1, "aura": 1}, {"asr": 1, "talker": 9, "aura": 9})
+    assert log[:6] == ["asr", "talker", "asr landed", "asr", "aura", "asr landed"]
+
+
+def test_an_urgent_runner_that_lands_all_the_time_keeps_nobody_from_launching() -> None:
+    log = passes({"asr": 40, "talker": 10, "aura": 5}, {"asr": 1, "talker": 1, "aura": 0})
+    launched = [name for name in log if " " not in name]
+    assert launched.count("aura") == 5
+    last = max(place for place, name in enumerate(launched) if name == "aura")
+    assert launched[:last].count("asr") < 20
 
 
 def test_an_idle_engine_does_nothing() -> None:

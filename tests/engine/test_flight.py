@@ -12,6 +12,7 @@ import torch
 from tiny_stage import GREEDY, STOP, Request, TinyStage, make_runner, prompt, run
 
 from aura_omni.engine.engine import Engine
+from aura_omni.engine.runner import HOLD_S
 from aura_omni.errors import Unavailable
 from aura_omni.flow import Sampling
 from tests.slow_lane import SlowLane
@@ -139,18 +140,21 @@ def test_nobody_decodes_ahead_while_someone_waits_for_a_free_seat(lane: SlowLane
     assert len(lane.under_way) == 2
 
 
-def test_decode_rows_are_heard_before_the_prompts_of_their_step_are_through(lane: SlowLane) -> None:
+@pytest.mark.parametrize(("rows", "heard"), [(30, (1, 1)), (100, (2, 0))])
+def test_a_step_computes_prompts_first_if_that_gives_somebody_a_first_id(
+    lane: SlowLane, rows: int, heard: tuple[int, int]
+) -> None:
     runner = make_runner(TinyStage(), lane=lane)
-    first, second = Request(prompt(9)), Request(prompt(30, seed=1))
+    first, second = Request(prompt(9)), Request(prompt(rows, seed=1))
     runner.add(first.sequence)
     runner.step()
     lane.arrive()
     runner.add(second.sequence)
     runner.step()
     assert len(lane.under_way) == 2
-    lane.under_way.pop(0).there = True
+    land_one(lane)
     assert runner.step()
-    assert (len(first.heard), len(second.heard)) == (2, 0)
+    assert (len(first.heard), len(second.heard)) == heard
     assert runner.flying
 
 
@@ -279,3 +283,41 @@ def test_the_engine_serves_posts_and_other_stages_while_a_step_is_under_way(lane
         while engine.call(lambda: slow.busy):
             engine.call(lane.arrive)
     assert late.heard == expected(Request(prompt(9)))
+
+
+def test_decoding_waits_for_what_somebody_else_gets_first_but_not_for_long(lane: SlowLane) -> None:
+    ours, now_s = SlowLane(), 0.0
+    speaks = make_runner(TinyStage(seed=1), lane=lane)
+    writes = make_runner(TinyStage(), lane=ours, before=[speaks], clock=lambda: now_s)
+    old, new, late = Request(prompt(9)), Request(prompt(9, seed=1)), Request(prompt(9, seed=2))
+    want = [expected(request) for request in (old, late)]
+    writes.add(old.sequence)
+    writes.step()
+    ours.arrive()
+    assert not speaks.awaited
+    speaks.add(new.sequence)
+    speaks.step()
+    assert speaks.awaited
+    assert writes.land()
+    assert not writes.launch()
+    assert not writes.flying
+    now_s = 2 * HOLD_S
+    assert writes.launch(), "a stream of newcomers would stop it"
+    ours.arrive()
+    assert writes.land()
+    assert not writes.launch()
+    writes.add(late.sequence)
+    assert writes.launch(), "this is a first result, too"
+    assert writes.awaited
+    ours.arrive()
+    assert writes.land()
+    assert not writes.launch()
+    lane.arrive()
+    speaks.step()
+    assert speaks.flying
+    assert not speaks.awaited, "it has its first id"
+    assert writes.launch()
+    while writes.busy:
+        ours.arrive()
+        writes.step()
+    assert [old.heard, late.heard] == want

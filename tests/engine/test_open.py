@@ -9,7 +9,7 @@ import pytest
 from tiny_stage import GREEDY, Request, TinyStage, make_runner, prompt, run
 
 from aura_omni.engine.runner import SHARED_ROWS, ArRunner
-from aura_omni.engine.sequence import MediaSpan, Sequence
+from aura_omni.engine.sequence import Batch, MediaSpan, Sequence
 from aura_omni.flow import Sampling
 from tests.slow_lane import SlowLane
 
@@ -160,13 +160,75 @@ def test_a_prompt_that_somebody_waits_for_goes_first_and_alone() -> None:
 
 def test_a_step_has_a_bounded_number_of_rows_that_nobody_waits_for() -> None:
     runner = make_runner(TinyStage(), max_num_batched_tokens=4000, max_model_len=4000, page_size=16, pages=250)
-    ahead = Request(prompt(SHARED_ROWS["cpu"] + 50))
-    opened(ahead, SHARED_ROWS["cpu"] + 40)
+    most = SHARED_ROWS["cpu"] // 2
+    ahead = Request(prompt(most + 50))
+    opened(ahead, most + 40)
     runner.add(ahead.sequence)
     runner.step()
-    assert ahead.sequence.computed == SHARED_ROWS["cpu"]
+    assert ahead.sequence.computed == most
     settle(runner)
     runner.abort(ahead.sequence)
+
+
+class Slow(TinyStage):
+    """Its media are launched in three pieces, for prompts that nobody waits for."""
+
+    pieces = 3
+    broken = False
+
+    def prepare(self, batch: Batch) -> bool:
+        if self.broken:
+            raise RuntimeError("a picture that cannot be encoded")
+        self.pieces -= 1
+        return self.pieces >= 0
+
+
+def test_what_nobody_waits_for_is_launched_piece_by_piece() -> None:
+    stage, lane = Slow(), SlowLane()
+    runner, request = make_runner(stage, lane=lane), Request(prompt(21))
+    want, whole = calm(Request(prompt(21))), opened(request, 14)
+    runner.add(request.sequence)
+    for _ in range(stage.pieces):
+        assert runner.launch()
+        assert len(lane.under_way) == 1, "the next piece waits for the end of the last: who comes may go first"
+        assert not runner.launch()
+        assert not stage.batches
+        lane.arrive()
+        assert runner.land()
+        runner.check_integrity()
+    assert runner.launch()
+    assert stage.batches[0].rows == 14
+    close(runner, request.sequence, whole)
+    while runner.busy:
+        lane.arrive()
+        runner.step()
+    assert request.heard == want
+
+
+def test_a_prompt_that_becomes_whole_between_two_pieces_waits_for_no_more_of_them() -> None:
+    stage = Slow()
+    runner, request = make_runner(stage), Request(prompt(21))
+    want, whole = calm(Request(prompt(21))), opened(request, 14)
+    runner.add(request.sequence)
+    runner.step()
+    close(runner, request.sequence, whole)
+    runner.step()
+    assert (stage.pieces, request.heard) == (2, want[:1])
+    settle(runner)
+    assert request.heard == want
+
+
+def test_a_piece_that_fails_ends_only_whose_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    stage = Slow()
+    stage.broken, stage.poison = True, 5
+    runner, bad, good = make_runner(stage), Request([1, 5, *prompt(8)]), Request([1, 6, 7, 6, 7])
+    for request in (bad, good):
+        opened(request, 4)
+        runner.add(request.sequence)
+    settle(runner)
+    assert bad.reason == "error"
+    assert (good.ends, good.sequence.computed) == ([], 4)
+    runner.abort(good.sequence)
 
 
 @pytest.mark.parametrize("rows", [8, 64])

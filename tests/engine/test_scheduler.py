@@ -77,6 +77,13 @@ def test_a_step_that_others_wait_for_reads_few_rows_of_prompts() -> None:
     assert rows(step(scheduler)) == {0: (150, 1), 1: (0, 8)}, "who decodes waits for the whole step"
 
 
+def test_of_several_prompts_the_first_is_read_without_waiting_for_all() -> None:
+    scheduler = make(max_num_batched_tokens=100, shared_rows=16)
+    for number in range(3):
+        scheduler.add(sequence(12, first=500 * number))
+    assert rows(step(scheduler)) == {0: (0, 12), 1: (0, 4)}
+
+
 def test_a_short_prompt_does_not_wait_for_the_long_one_before_it() -> None:
     scheduler = make()
     for number, length in enumerate((40, 40, 5, 4, 3)):

@@ -210,6 +210,25 @@ def test_a_prompt_read_in_advance_gives_the_same_answer_and_no_picture_is_encode
     assert runner.counters.pages_used == 0
 
 
+def test_pictures_that_nobody_waits_for_yet_are_encoded_apart_from_their_rows(
+    aura: AuraStage, encoded: list[int]
+) -> None:
+    runner, draft = runner_of(aura), aura.prompt([SYSTEM, user(video(2, 64, 64))])
+    known = draft.before_text[0]
+    open_ones = [aura.sequence(draft, GREEDY, on_output=print, on_end=lambda *_: None, known=known) for _ in range(2)]
+    for sequence in open_ones:
+        runner.add(sequence)
+    for done in (1, 2):
+        assert runner.step()
+        assert [len(sequence.state.features) for sequence in open_ones] == [1, done - 1]
+        assert [sequence.computed for sequence in open_ones] == [0, 0]
+    settle(runner)
+    assert encoded == [1, 1]
+    assert [sequence.computed for sequence in open_ones] == [known] * 2
+    for sequence in open_ones:
+        runner.abort(sequence)
+
+
 def test_what_was_encoded_for_nothing_is_freed(aura: AuraStage, encoded: list[int]) -> None:
     runner, ids = runner_of(aura), list[int]()
     ask(aura, runner, [HEARD], 6)

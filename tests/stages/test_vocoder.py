@@ -172,11 +172,27 @@ def test_forty_streams_through_eight_slots_each_sound_as_alone(
         runner.check_integrity()
         busiest = max(busiest, runner.slots_used)
     assert busiest == 8
-    assert len(recorded) == captured == (16 if graphs else 0)
+    assert len(recorded) == captured == (20 if graphs else 0)
     assert runner.slots_used == 0
     for (_, heard), frames in zip(opened, codes, strict=True):
         assert heard.ends == [("stop", None)]
         np.testing.assert_allclose(heard.samples, whole(decoder, frames), atol=1e-5)
+
+
+def test_every_group_that_there_can_be_has_its_graph(decoder: CodecDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = without_cuda(monkeypatch)
+    runner = VocoderRunner(decoder, max_num_seqs=5, max_step_frames=20, graphs=True)
+    captured = len(recorded)
+    for frames in (1, 2, 4, 8, 16):
+        for streams in range(1, 6):
+            opened = [start(runner) for _ in range(streams)]
+            for number, (stream, _) in enumerate(opened):
+                runner.push(stream, codes_of(frames, seed=number))
+                runner.close(stream)
+            drain(runner)
+            for number, (_, heard) in enumerate(opened):
+                np.testing.assert_allclose(heard.samples, whole(decoder, codes_of(frames, seed=number)), atol=1e-5)
+    assert len(recorded) == captured
 
 
 def test_streams_of_equal_backlog_share_a_step(decoder: CodecDecoder) -> None:
@@ -206,6 +222,22 @@ def test_first_audio_goes_before_the_backlog_of_others(decoder: CodecDecoder) ->
     runner.step()
     assert len(heard.samples) == 1920
     assert len(busy.pending) == 32
+
+
+def test_only_a_first_chunk_under_way_is_awaited(decoder: CodecDecoder) -> None:
+    lane = SlowLane()
+    runner = VocoderRunner(decoder, max_num_seqs=4, lane=lane)
+    stream, _ = start(runner)
+    runner.push(stream, codes_of(1, seed=0))
+    assert not runner.awaited
+    for due_s, first in ((None, True), (5.0, False)):
+        if due_s is not None:
+            runner.push(stream, codes_of(1, seed=1), due_s=due_s)
+        runner.step()
+        assert (runner.flying, runner.awaited) == (True, first)
+        lane.arrive()
+        runner.step()
+    assert not runner.awaited
 
 
 def test_whose_listener_runs_out_first_is_decoded_first(decoder: CodecDecoder) -> None:
