@@ -1,6 +1,7 @@
 """Live sessions at the pipeline: a pair of frames every second, now and then a spoken question, in real time.
 
     python benchmarks/live.py --folder /scratch/true --out live.json                       # 32 sessions for 40 s, on one GPU
+    python benchmarks/live.py --folder /scratch/true --out live.json --sessions 8 16 32    # one load after another
     python benchmarks/live.py --tiny --sessions 2 --seconds 10 --out live.json             # two CPU cores
 
 A session is a round a second, at a phase of its own: two frames of 640x360 come, and AURA decides to be silent. Every tenth round also
@@ -57,6 +58,7 @@ from aura_omni.nano.random_family import write_family
 from aura_omni.pipeline import Pipeline
 
 LATE_S = 1.0  # the next frames are there
+GIVE_UP_S = 10.0  # behind the camera: a session that cannot keep up ends
 KEPT_ANSWERS = 10
 PREPARED_AT_ONCE = 4  # histories
 
@@ -66,7 +68,9 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="checkpoints of true size; written unless they are there")
     parser.add_argument("--tiny", action="store_true", help="the tiny family")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--sessions", type=int, default=32)
+    parser.add_argument(
+        "--sessions", type=int, nargs="+", default=[32], metavar="N", help="at once; one load after another"
+    )
     parser.add_argument("--seconds", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=30, help="that a cut leaves (default: %(default)s)")
     parser.add_argument("--prune-at", type=int, default=45, help="the most rounds (default: %(default)s)")
@@ -82,7 +86,7 @@ def main() -> None:
             measure(arguments, Path(temporary), tiny_config(Path(temporary)))
     else:
         write(arguments.folder)
-        measure(arguments, arguments.folder, live_config(arguments.folder, arguments.sessions))
+        measure(arguments, arguments.folder, live_config(arguments.folder, max(arguments.sessions)))
 
 
 def live_config(folder: Path, sessions: int) -> Config:
@@ -108,29 +112,36 @@ def measure(arguments: argparse.Namespace, folder: Path, config: Config) -> None
     pipeline = Pipeline.load(config)
     try:
         report.add("load_s", round(time.monotonic() - begin, 1))
-        begin = time.monotonic()
-        sessions = [
-            Session(pipeline, folder, arguments, number=number, random=np.random.default_rng(number))
-            for number in range(arguments.sessions)
-        ]
-        with ThreadPoolExecutor(PREPARED_AT_ONCE) as pool:
-            list(pool.map(Session.prepare, sessions))
-        report.add("prepare_s", round(time.monotonic() - begin, 1))
-        before = counts(pipeline)
-        report.add("cache_rows", cache(pipeline))
-        begin = time.monotonic() + 0.5
-        with ThreadPoolExecutor(len(sessions)) as pool:
-            list(pool.map(lambda session: session.live(begin), sessions))
-        wall_s, after = time.monotonic() - begin, counts(pipeline)
-        rounds = [found for session in sessions for found in session.found]
-        report.add("rounds", summary(rounds))
-        report.add("stages", during(before, after, wall_s))
-        gained = {name: after["aura"][name] - before["aura"][name] for name in ("rows", "cached")}
-        report.add("aura_rows_a_round", {name: round(rows / len(rounds)) for name, rows in gained.items()})
+        for number in arguments.sessions:
+            report.add(f"sessions_{number}", together(pipeline, folder, arguments, number))
         pipeline.engine.check_integrity()
         report.add("memory_gib", memory())
     finally:
         pipeline.close()
+
+
+def together(pipeline: Pipeline, folder: Path, arguments: argparse.Namespace, number: int) -> dict[str, Any]:
+    """So many sessions, from their past to their last word."""
+    begin = time.monotonic()
+    sessions = [Session(pipeline, folder, arguments, place, of=number) for place in range(number)]
+    with ThreadPoolExecutor(PREPARED_AT_ONCE) as pool:
+        list(pool.map(Session.prepare, sessions))
+    prepare_s, kept = time.monotonic() - begin, cache(pipeline)
+    before, begin = counts(pipeline), time.monotonic() + 0.5
+    with ThreadPoolExecutor(number) as pool:
+        list(pool.map(lambda session: session.live(begin), sessions))
+    wall_s, after = time.monotonic() - begin, counts(pipeline)
+    rounds = [found for session in sessions for found in session.found]
+    gained = {name: after["aura"][name] - before["aura"][name] for name in ("rows", "cached")}
+    return {
+        "prepare_s": round(prepare_s, 1),
+        "cache_rows": kept,
+        "wall_s": round(wall_s, 1),
+        **summary(rounds),
+        "given_up": sum(session.given_up for session in sessions),
+        "aura_rows_a_round": {name: round(rows / len(rounds)) for name, rows in gained.items()},
+        "stages": during(before, after, wall_s),
+    }
 
 
 def counts(pipeline: Pipeline) -> Counts:
@@ -218,26 +229,21 @@ class Found:
 
 class Session:
     def __init__(
-        self,
-        pipeline: Pipeline,
-        folder: Path,
-        arguments: argparse.Namespace,
-        *,
-        number: int,
-        random: np.random.Generator,
+        self, pipeline: Pipeline, folder: Path, arguments: argparse.Namespace, number: int, *, of: int
     ) -> None:
-        self._pipeline, self._random = pipeline, random
-        self._every, self._seconds = arguments.question_every, arguments.seconds
-        self._phase_s = number / arguments.sessions
+        self._pipeline, self._random = pipeline, np.random.default_rng((of, number))
+        self._every = arguments.question_every
+        self._phase_s = number / of
         # Sessions are of different ages, so that their questions and their cuts come one after the other.
         self._age = number % (arguments.question_every or 1)
-        length = arguments.rounds + number * (arguments.prune_at - arguments.rounds) // arguments.sessions
+        length = arguments.rounds + number * (arguments.prune_at - arguments.rounds) // of
         self._history = History(arguments.rounds, arguments.prune_at)
         self._history.window = [Round(self._video()) for _ in range(length)]
         self._coming = [self._video() for _ in range(arguments.seconds)]
         spoken = forced(folder)
         self._sampling = {True: spoken, False: {**spoken, "aura": silence(folder)}}  # by whether somebody asks
         self.found: list[Found] = []
+        self.given_up = 0  # rounds
         self._open: list[threading.Event] = []  # turns that may still speak
 
     def prepare(self) -> None:
@@ -248,6 +254,9 @@ class Session:
         for second, video in enumerate(self._coming):
             due = begin + self._phase_s + second
             time.sleep(max(0.0, due - time.monotonic()))
+            if time.monotonic() - due > GIVE_UP_S:
+                self.given_up = len(self._coming) - second
+                break
             found = Found(asked=bool(self._every) and (second + self._age) % self._every == self._every - 1)
             found.pruned = self._history.add(video)
             found.started_s = time.monotonic() - due

@@ -65,20 +65,22 @@ def measure(arguments: argparse.Namespace, folder: Path, deploy: str, stages: di
     for stage, sampling in zip(stages.values(), forced(folder).values(), strict=False):  # Code2Wav draws nothing
         stage["default_sampling_params"] = sampling
     flags = ["--deploy-config", deploy, "--stage-overrides", json.dumps(stages), "--served-model-name", "aura"]
-    with Server(flags, log=arguments.out / "serve.log") as server:
-        ready_s = server.wait(START_S)
-        print(f"ready after {ready_s:.2f} s", flush=True)
-        commands = loads(folder, tiny=arguments.tiny, each=arguments.each or (2 if arguments.tiny else 6))
-        failed = [name for name in arguments.loads if not bench(name, commands[name], server.url, arguments)]
-    summary = {
+    summary: dict[str, Any] = {
         "command": shlex.join(["python", *sys.argv]),
         "date": time.strftime("%Y-%m-%d"),
         "serve": shlex.join(["aura-omni", "serve", *flags]),
-        "ready_s": round(ready_s, 2),
-        "failed": failed,
     }
-    (arguments.out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
-    return 1 if failed else 0
+
+    def add(name: str, value: Any) -> None:
+        summary[name] = value
+        (arguments.out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+
+    with Server(flags, log=arguments.out / "serve.log") as server:
+        add("ready_s", round(server.wait(START_S), 2))
+        print(f"ready after {summary['ready_s']} s", flush=True)
+        commands = loads(folder, tiny=arguments.tiny, each=arguments.each or (2 if arguments.tiny else 6))
+        add("failed", [name for name in arguments.loads if not bench(name, commands[name], server.url, arguments)])
+    return 1 if summary["failed"] else 0
 
 
 # ---------------------------------------------------------------- what is asked

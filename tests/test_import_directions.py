@@ -73,7 +73,7 @@ NOWHERE = {"transformers", "qwen_tts", "qwen_asr", "vllm", "vllm_omni"}
 
 # What a command or a rare path needs and every start would pay for.
 LAZY = {
-    ("bench/report.py", "matplotlib.figure"),
+    ("bench/picture.py", "matplotlib.figure"),
     ("cli.py", "aura_omni.bench.command"),
     ("cli.py", "aura_omni.engine_process.client"),
     ("engine_process/worker.py", "aura_omni.pipeline"),

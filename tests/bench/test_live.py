@@ -17,12 +17,12 @@ def test_sessions_see_every_second_and_answer_what_is_asked(tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(out.read_text())
-    rounds = found["rounds"]
-    assert (rounds["rounds"], rounds["errors"], rounds["questions"]) == (12, 0, 4)
+    rounds = found["sessions_2"]
+    assert (rounds["rounds"], rounds["errors"], rounds["given_up"], rounds["questions"]) == (12, 0, 0, 4)
     assert rounds["audio_s"]["median"] == round(124 * FRAME_S, 4)
     # Of six rounds at most, sessions of four and five are cut to four with the third and second that come, and every third after.
     assert rounds["cuts"] == 2 + 2
-    rows = found["aura_rows_a_round"]
+    rows = rounds["aura_rows_a_round"]
     one_round = 220  # rows of two frames of 640x360
     assert rows["cached"] > 2 * one_round
     assert one_round < rows["rows"] < 3 * one_round
