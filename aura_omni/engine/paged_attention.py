@@ -24,8 +24,7 @@ from aura_omni.models.fused import _turned_rows, starts_early
 from aura_omni.models.layers import RMSNorm, fusible
 
 BLOCK_KEYS = 64
-# Queries of a prefill chunk that one program takes: rows, times the heads that share a key head. With 64 the keys of a long
-# history come from the L2 cache no faster than tensor cores at half their speed need them.
+# Queries of a prefill chunk that one program takes: rows, times the heads that share a key head.
 CHUNK_QUERIES = 128
 
 # Programs of a decode step that keep a large GPU's memory busy, and into how many parts one row's context is cut for that.
@@ -249,14 +248,15 @@ def _attend_keys(
 ):  # fmt: skip
     """Keys [begin, stop) of one sequence, whose pages are at `table`: q [M, D] sees those up to its `last` [M]; ALL: it sees them
     all, and they are whole blocks."""
+    # Pages are looked up a block ahead: a load whose address is loaded in the same round cannot be begun rounds before, and
+    # every block would wait for its keys.
+    offsets = begin + tl.arange(0, BLOCK)
+    pages = tl.load(table + offsets // PAGE, mask=offsets < stop, other=0)
     for first in range(begin, stop, BLOCK):
         offsets = first + tl.arange(0, BLOCK)
         inside = offsets < stop
-        if ALL:
-            pages = tl.load(table + offsets // PAGE).to(tl.int64)
-        else:
-            pages = tl.load(table + offsets // PAGE, mask=inside, other=0).to(tl.int64)
-        slots = pages * PAGE + offsets % PAGE
+        slots = pages.to(tl.int64) * PAGE + offsets % PAGE
+        pages = tl.load(table + (offsets + BLOCK) // PAGE, mask=offsets + BLOCK < stop, other=0)
         mask = inside[None, :] & (offsets[None, :] <= last[:, None])
         m, total, acc = _attend_block(
             q, m, total, acc, keys, values, slots, inside, mask, scale, kv_head, kv_heads, dims, D, ALL
