@@ -12,6 +12,7 @@ take longer than attention.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -319,6 +320,20 @@ def _prefill_kernel(
         tl.store(acc_ptr + to[:, None] * D + dims[None, :], acc, mask=there[:, None])
 
 
+@cache
+def _shared_memory(device: int) -> int:
+    """Bytes that one program may have of it."""
+    return int(triton.runtime.driver.active.utils.get_device_properties(device)["max_shared_mem"])
+
+
+def _stages(q: Tensor, queries: int) -> int:
+    """How many blocks of keys a program of so many queries may have under way: three where a GPU's shared memory holds them."""
+    if not q.is_cuda:
+        return 1
+    row = q.shape[-1] * q.element_size()
+    return max(1, min(3, (_shared_memory(q.get_device()) - queries * row) // (2 * BLOCK_KEYS * row)))
+
+
 def prefill(
     q: Tensor, keys: Tensor, values: Tensor, out: Tensor, *, table: Tensor, begins: Tensor, counts: Tensor, starts: Tensor,
     most_rows: int, page_size: int,
@@ -347,7 +362,7 @@ def prefill(
         q, keys, values, out, acc, m, total, table, table.stride(0), begins, counts, starts, dim**-0.5 * LOG2_E, heads,
         kv_heads,
         GROUP=group, D=dim, PAGE=page_size, ROWS=each, WIDE=wide, BLOCK=BLOCK_KEYS, SPLITS=splits,
-        num_warps=8 if each * wide >= 128 else 4,
+        num_warps=8 if each * wide >= 128 else 4, num_stages=_stages(q, each * wide),
     )  # fmt: skip
     if splits > 1:
         # Of many rows, thousands of programs of a few numbers each: with one warp twice as many are there at once.
