@@ -12,6 +12,7 @@ take longer than attention.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -26,8 +27,7 @@ from aura_omni.models.layers import RMSNorm, fusible
 BLOCK_KEYS = 64
 # Of a row of decoding: as many as most of ASR's and the Talker's have, which then need no second part.
 DECODE_KEYS, DECODE_WARPS, DECODE_STAGES = 128, 8, 2
-# Queries of a prefill chunk that one program takes: rows, times the heads that share a key head. With 64 the keys of a long
-# history come from the L2 cache no faster than tensor cores at half their speed need them.
+# Queries of a prefill chunk that one program takes: rows, times the heads that share a key head.
 CHUNK_QUERIES = 128
 
 # Programs of a decode step that keep a large GPU's memory busy, and into how many parts one row's context is cut for that.
@@ -269,14 +269,15 @@ def _attend_keys(
 ):  # fmt: skip
     """Keys [begin, stop) of one sequence, whose pages are at `table`: q [M, D] sees those up to its `last` [M]; ALL: it sees them
     all, and they are whole blocks."""
+    # Pages are looked up a block ahead: a load whose address is loaded in the same round cannot be begun rounds before, and
+    # every block would wait for its keys.
+    offsets = begin + tl.arange(0, BLOCK)
+    pages = tl.load(table + offsets // PAGE, mask=offsets < stop, other=0)
     for first in range(begin, stop, BLOCK):
         offsets = first + tl.arange(0, BLOCK)
         inside = offsets < stop
-        if ALL:
-            pages = tl.load(table + offsets // PAGE).to(tl.int64)
-        else:
-            pages = tl.load(table + offsets // PAGE, mask=inside, other=0).to(tl.int64)
-        slots = pages * PAGE + offsets % PAGE
+        slots = pages.to(tl.int64) * PAGE + offsets % PAGE
+        pages = tl.load(table + (offsets + BLOCK) // PAGE, mask=offsets + BLOCK < stop, other=0)
         mask = inside[None, :] & (offsets[None, :] <= last[:, None])
         m, total, acc = _attend_block(
             q, m, total, acc, keys, values, slots, inside, mask, scale, kv_head, kv_heads, dims, D, ALL
@@ -339,6 +340,20 @@ def _prefill_kernel(
         tl.store(acc_ptr + to[:, None] * D + dims[None, :], acc, mask=there[:, None])
 
 
+@cache
+def _shared_memory(device: int) -> int:
+    """Bytes that one program may have of it."""
+    return int(triton.runtime.driver.active.utils.get_device_properties(device)["max_shared_mem"])
+
+
+def _stages(q: Tensor, queries: int) -> int:
+    """How many blocks of keys a program of so many queries may have under way: three where a GPU's shared memory holds them."""
+    if not q.is_cuda:
+        return 1
+    row = q.shape[-1] * q.element_size()
+    return max(1, min(3, (_shared_memory(q.get_device()) - queries * row) // (2 * BLOCK_KEYS * row)))
+
+
 def prefill(
     q: Tensor, keys: Tensor, values: Tensor, out: Tensor, *, table: Tensor, begins: Tensor, counts: Tensor, starts: Tensor,
     most_rows: int, page_size: int,
@@ -367,7 +382,7 @@ def prefill(
         q, keys, values, out, acc, m, total, table, table.stride(0), begins, counts, starts, dim**-0.5 * LOG2_E, heads,
         kv_heads,
         GROUP=group, D=dim, PAGE=page_size, ROWS=each, WIDE=wide, BLOCK=BLOCK_KEYS, SPLITS=splits,
-        num_warps=8 if each * wide >= 128 else 4,
+        num_warps=8 if each * wide >= 128 else 4, num_stages=_stages(q, each * wide),
     )  # fmt: skip
     if splits > 1:
         # Of many rows, thousands of programs of a few numbers each: with one warp twice as many are there at once.

@@ -203,26 +203,31 @@ def test_what_is_not_finite_reaches_the_output_of_its_row_alone() -> None:
 @LOOPS
 @PRECISION
 @pytest.mark.parametrize(
-    ("splits", "heads", "counts"),
+    ("splits", "heads", "dim", "counts"),
     [
-        (1, 8, [130, 3, 65]),
-        (2, 8, [130, 3, 65]),
-        (4, 2, [130, 3, 65]),  # every query head has a key head of its own
-        (2, 6, [130, 3, 65]),  # three share one
-        (1, 64, [7, 3, 1]),  # so many heads share one that a block is few rows
-        (2, 8, [1, 2, 1]),
-        (16, 8, [1, 20, 1]),
+        (1, 8, 64, [130, 3, 65]),
+        (2, 8, 128, [130, 3, 65]),
+        (4, 2, 32, [130, 3, 65]),  # every query head has a key head of its own
+        (2, 6, 32, [130, 3, 65]),  # three share one
+        (1, 64, 32, [7, 3, 1]),  # so many heads share one that a block is few rows
+        (16, 8, 32, [1, 20, 1]),
     ],
 )
 def test_paged_prefill_equals_plain_attention(
-    dtype: torch.dtype, limit: float, splits: int, heads: int, counts: list[int], monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype,
+    limit: float,
+    splits: int,
+    heads: int,
+    dim: int,
+    counts: list[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(paged_attention, "LONG_CONTEXT", 0 if splits > 1 else 10**9)
     monkeypatch.setattr(paged_attention, "MOST_CHUNK_SPLITS", splits)
     torch.manual_seed(0)
     lengths = [150, 200, 65]
-    keys, values, table = pool(lengths, 2, 128, dtype)
-    q = torch.randn(sum(counts), heads, 128).to(DEVICE, dtype)
+    keys, values, table = pool(lengths, 2, dim, dtype)
+    q = torch.randn(sum(counts), heads, dim).to(DEVICE, dtype)
     starts = [length - count for length, count in zip(lengths, counts, strict=True)]
     begins = [sum(counts[:row]) for row in range(len(counts))]
     out = torch.full_like(q, torch.nan)
