@@ -210,10 +210,10 @@ def test_sound_from_graphs_is_heard_as_written(dtype, limit):
         graphs = HearingGraphs(network)
         graphs.prepare()
         given = [
-            [torch.randn(int(16_000 * seconds), device=CUDA) for seconds in together]
-            for together in ([5.0], [8.0, 0.7], [1.0, 20.3, 3.33], [8.01], [9.0] * 5, [2.0] * 8)
+            [torch.randn(int(16_000 * seconds)) for seconds in together]
+            for together in ([5.0], [8.0, 0.7], [1.0, 20.3, 3.33], [8.01], [9.0] * 5, [2.0] * 19)
         ]
-        found = [graphs.encode(clips) for clips in given]
+        found = [graphs.encode([clip.numpy() for clip in clips]) for clips in given]
         for clips, rows in zip(given, found, strict=True):
             for one, other in zip(rows, network.encode(clips), strict=True):
                 torch.testing.assert_close(one.float(), other.float(), atol=limit, rtol=limit)

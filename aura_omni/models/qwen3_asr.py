@@ -202,11 +202,28 @@ class AudioEncoder(Prepared):
 
         The floor is 8 decades of power below the clip's own maximum, so a mel is exact only for the whole clip.
         """
-        wave = samples.to(self._hann.device, torch.float32)
-        spectrum = torch.stft(wave, FFT_SAMPLES, HOP_SAMPLES, window=self._hann, return_complex=True)
-        power = (spectrum[:, :-1].abs() ** 2).contiguous()
+        return self.log_mels(samples.to(self._hann.device, torch.float32)[None])[0]
+
+    def log_mels(self, waves: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """`log_mel` of N clips in as many operations as of one: float32 [N, mel_bins, L // 160], zeros behind the end of each.
+
+        waves float32 [N, L], on the weights' device; lengths int64 [N], there too: of the clips, each over 200, what lies
+        behind does not matter. None: all have L samples.
+        """
+        half = FFT_SAMPLES // 2
+        mirrored = F.pad(waves, (half, half), mode="reflect")
+        if lengths is not None:
+            # Each clip is mirrored at its own end; at that of the longest it has been.
+            beyond = torch.arange(half, device=waves.device)
+            mirrored.scatter_(1, lengths[:, None] + half + beyond, waves.gather(1, lengths[:, None] - 2 - beyond))
+        spectrum = torch.stft(mirrored, FFT_SAMPLES, HOP_SAMPLES, window=self._hann, center=False, return_complex=True)
+        power = (spectrum[..., :-1].abs() ** 2).contiguous()
         log = (self._filters @ power).clamp_min(1e-10).log10()
-        return (torch.maximum(log, log.max() - 8.0) + 4.0) / 4.0
+        if lengths is None:
+            return (torch.maximum(log, log.amax((1, 2), keepdim=True) - 8.0) + 4.0) / 4.0
+        behind = (torch.arange(log.shape[2], device=log.device) >= (lengths // HOP_SAMPLES)[:, None])[:, None]
+        top = log.masked_fill(behind, -torch.inf).amax((1, 2), keepdim=True)
+        return ((torch.maximum(log, top - 8.0) + 4.0) / 4.0).masked_fill(behind, 0.0)
 
     def forward(self, mels: Sequence[Tensor]) -> list[Tensor]:
         """mels: float32 [mel_bins, F_i], F_i >= 1 -> one [tokens_i, output] each."""

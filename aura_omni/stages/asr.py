@@ -194,15 +194,19 @@ class AsrStage(StageModel):
         self._encode(batch)
         x = self.network.embed(sent(batch.tokens(), self.device))
         positions: list[int] = []
+        sound: list[Tensor] = []
+        places: list[int] = []  # of its rows in x
         for sequence, start, count in zip(batch.sequences, batch.starts, batch.counts, strict=True):
             heard, span = sequence.state, sequence.media[0]
             rows, span_rows = _shared(span, start, count)
             if span_rows:
-                first = len(positions) + rows.start
-                x[first : first + len(rows)] = heard.features[span_rows.start : span_rows.stop]
+                sound.append(heard.features[span_rows.start : span_rows.stop])
+                places += range(len(positions) + rows.start, len(positions) + rows.stop)
             if start + count >= span.start + span.length:
                 heard.features = None
             positions += range(start, start + count)
+        if sound:
+            x.index_copy_(0, sent(places, self.device), torch.cat(sound))
         return Rows(x, sent(positions, self.device))
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -221,11 +225,14 @@ class AsrStage(StageModel):
             for sequence, start, count in zip(batch.sequences, batch.starts, batch.counts, strict=True)
             if sequence.state.features is None and _shared(sequence.media[0], start, count)[1]
         ]
-        if clips:
-            waves = [sent(clip.samples, self.device) for clip in clips]
-            encode = self.network.encode if self._hearing is None else self._hearing.encode
-            for clip, features in zip(clips, encode(waves), strict=True):
-                clip.features = features
+        if not clips:
+            return
+        if self._hearing is None:
+            encoded = self.network.encode([sent(clip.samples, self.device) for clip in clips])
+        else:
+            encoded = self._hearing.encode([clip.samples for clip in clips])
+        for clip, features in zip(clips, encoded, strict=True):
+            clip.features = features
 
 
 def _shared(span: MediaSpan, start: int, count: int) -> tuple[range, range]:

@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aura_omni.engine.graphs import Graphed, GraphPool
-from aura_omni.engine.lane import sent
-from aura_omni.models.qwen3_asr import EncoderConfig, Qwen3Asr
+from aura_omni.engine.lane import sent, sent_together
+from aura_omni.models.qwen3_asr import HOP_SAMPLES, EncoderConfig, Qwen3Asr
 from aura_omni.models.qwen3_vl import VisionConfig, VisionTower
 from aura_omni.models.vision_input import RESIZED_AT_ONCE, Framing
 
@@ -98,7 +98,7 @@ def _groups_of(framing: Framing) -> tuple[int, ...]:
 
 
 class HearingGraphs:
-    """`Qwen3Asr.encode`. Clips of less than a chunk, which are not filled up, and very many windows are computed as written."""
+    """`Qwen3Asr.encode`. Clips of less than a chunk, which are not filled up, are computed as written."""
 
     @staticmethod
     def bytes(config: EncoderConfig, dtype: torch.dtype) -> int:
@@ -118,19 +118,46 @@ class HearingGraphs:
     def prepare(self) -> None:
         self._graph.prepare()
 
-    def encode(self, clips: Sequence[Tensor]) -> list[Tensor]:
-        config, mels = self._encoder.config, [self._encoder.log_mel(clip) for clip in clips]
-        frames = [mel.shape[1] for mel in mels]
-        counts = [-(-count // config.window_frames) for count in frames]
-        if min(frames) < config.chunk_frames or sum(counts) > WINDOWS[-1]:
-            rows: list[Tensor] = self._encoder(mels)
-            return rows
-        filled = [F.pad(mel, (0, -mel.shape[1] % config.window_frames)) for mel in mels]
-        images = torch.cat(filled, dim=1).unflatten(1, (sum(counts), -1, config.chunk_frames)).permute(1, 2, 0, 3)
+    def encode(self, clips: Sequence[np.ndarray]) -> list[Tensor]:
+        """clips: float32 [n_i] at 16 kHz on the host, n_i >= 400.
+
+        Mels are made of all clips of as many windows at once, and the windows of all clips go through the graphs together.
+        """
+        config = self._encoder.config
+        frames = [len(clip) // HOP_SAMPLES for clip in clips]
         tokens = [config.tokens_of(count) for count in frames]
-        inside = np.zeros((sum(counts), config.window_tokens), np.bool_)
-        firsts = [sum(counts[:clip]) for clip in range(len(mels))]
-        for first, count in zip(firsts, tokens, strict=True):
-            inside[first:].reshape(-1)[:count] = True
-        out = self._graph(images, sent(inside, images.device))
-        return [out[first:].flatten(0, 1)[:count].clone() for first, count in zip(firsts, tokens, strict=True)]
+        counts = [-(-count // config.window_frames) if count >= config.chunk_frames else 0 for count in frames]
+        rows: dict[int, Tensor] = {}
+        images: list[Tensor] = []
+        order: list[int] = []  # of the clips in images
+        for windows in sorted(set(counts)):
+            alike = [clip for clip, count in enumerate(counts) if count == windows]
+            mels = self._mels([clips[clip] for clip in alike])
+            if windows:
+                order += alike
+                filled = F.pad(mels, (0, windows * config.window_frames - mels.shape[2]))
+                chunks = filled.unflatten(2, (windows, -1, config.chunk_frames))
+                images.append(chunks.permute(0, 2, 3, 1, 4).flatten(0, 1))
+            else:
+                short = [mel[:, : frames[clip]] for clip, mel in zip(alike, mels, strict=True)]
+                rows.update(zip(alike, self._encoder(short), strict=True))
+        if images:
+            places = [np.arange(counts[clip] * config.window_tokens) < tokens[clip] for clip in order]
+            inside = sent(np.concatenate(places).reshape(-1, config.window_tokens), images[0].device)
+            heard = self._windows(_joined(images), inside).flatten(0, 1).split([len(place) for place in places])
+            rows.update((clip, own[: tokens[clip]]) for clip, own in zip(order, heard, strict=True))
+        return [rows[clip] for clip in range(len(clips))]
+
+    def _mels(self, clips: Sequence[np.ndarray]) -> Tensor:
+        waves, lengths = sent_together(clips, self._encoder.conv_out.weight.device), [len(clip) for clip in clips]
+        return self._encoder.log_mels(waves, None if len(set(lengths)) == 1 else sent(lengths, waves.device))
+
+    def _windows(self, images: Tensor, inside: Tensor) -> Tensor:
+        """`AudioEncoder.windows`. A copy, because features wait for their rows and the next call overwrites the original."""
+        parts = zip(images.split(WINDOWS[-1]), inside.split(WINDOWS[-1]), strict=True)
+        return _joined([self._graph(*part)[: len(part[0])].clone() for part in parts])
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """One part needs no copy."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))

@@ -110,15 +110,27 @@ def test_a_graph_keeps_the_tables_that_it_reads(tower: VisionTower, monkeypatch:
 
 @torch.inference_mode()
 @pytest.mark.parametrize(
-    "frames", [[500], [100], [101, 799, 800], [801], [2_433, 500], [99], [500, 60], [800 * WINDOWS[-1] + 1], [50] * 3]
+    "frames",
+    [
+        [500],
+        [100],
+        [101, 799, 800],
+        [801],
+        [2_433, 500],
+        [99],
+        [500, 60],
+        [800 * WINDOWS[-1] + 1],
+        [50] * 3,
+        [500] * (2 * WINDOWS[-1] + 3),
+    ],
 )
 def test_sound_of_any_length(hearing: Qwen3Asr, frames: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = without_cuda(monkeypatch)
     ours = HearingGraphs(hearing)
     ours.prepare()
     assert len(recorded) == len(WINDOWS)
-    rounds = [[0.1 * torch.randn(160 * count) for count in order] for order in (frames, frames[::-1])]
-    found = [ours.encode(clips) for clips in rounds]
+    rounds = [[0.1 * torch.randn(160 * count + 7) for count in order] for order in (frames, frames[::-1])]
+    found = [ours.encode([clip.numpy() for clip in clips]) for clips in rounds]
     for clips, rows in zip(rounds, found, strict=True):
         expected = hearing.encode(clips)
         assert [row.shape for row in rows] == [row.shape for row in expected]

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aura_omni.models.qwen3_asr import FFT_SAMPLES, HOP_SAMPLES, SAMPLE_RATE, AsrConfig, Qwen3Asr, Windows
+from aura_omni.models.qwen3_asr import HOP_SAMPLES, SAMPLE_RATE, AsrConfig, Qwen3Asr, Windows
 from aura_omni.stages.tokenizer import TextTokenizer
 from aura_omni.stages.transcript import TEXT_TAG
 from training.asr.ctc import CtcLoss, scanned
@@ -93,19 +93,7 @@ class Trainee(nn.Module):
 
     def log_mel(self, waves: Tensor, samples: Tensor) -> tuple[Tensor, Tensor]:
         """waves float32 [B, L], samples int64 [B] <= L -> float32 [B, mel, F], zeros after the end; frames int64 [B]."""
-        tower = self.net.audio_tower
-        place = torch.arange(waves.shape[1] + FFT_SAMPLES, device=waves.device) - FFT_SAMPLES // 2
-        last = samples[:, None] - 1
-        place = place.abs().expand(len(waves), -1)
-        place = torch.where(place > last, 2 * last - place, place).clamp_min(0)
-        mirrored = waves.gather(1, place)
-        spectrum = torch.stft(mirrored, FFT_SAMPLES, HOP_SAMPLES, window=tower._hann, center=False, return_complex=True)
-        power = spectrum[:, :, :-1].abs() ** 2
-        log = (tower._filters @ power).clamp_min(1e-10).log10()
-        frames = samples // HOP_SAMPLES
-        there = torch.arange(log.shape[2], device=log.device) < frames[:, None]
-        top = log.masked_fill(~there[:, None], -torch.inf).amax((1, 2), keepdim=True)
-        return ((torch.maximum(log, top - 8.0) + 4.0) / 4.0) * there[:, None], frames
+        return self.net.audio_tower.log_mels(waves, samples), samples // HOP_SAMPLES
 
     def rows(self, frames: Tensor) -> Tensor:
         config = self.net.config.encoder
