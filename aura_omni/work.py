@@ -6,8 +6,8 @@ Knows runners and events, not which stage follows which. Everything is called on
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, Literal
 
 from aura_omni.engine.runner import ArRunner
@@ -34,7 +34,7 @@ class Work:
         self._live: dict[_Job, Callable[[], None]] = {}
         self._outcome: tuple[Reason, AuraError | None] | None = None
         self._ended = False
-        self._usage = Usage()
+        self._counts: Counter[str] = Counter()  # fields of Usage
         self.text_reason: Literal["stop", "length"] = "stop"
         self.speech_reason: SpeechReason | None = None
         self.speech_stopped = False
@@ -115,7 +115,8 @@ class Work:
 
     def count(self, **more: int) -> None:
         """Add to fields of the usage."""
-        self._usage = replace(self._usage, **{name: getattr(self._usage, name) + count for name, count in more.items()})
+        for name, count in more.items():
+            self._counts[name] += count
 
     def finish(self, reason: Reason, error: Exception | None = None) -> None:
         """Know the outcome; abort what still lives; end when nothing does. Only the first call counts."""
@@ -134,4 +135,4 @@ class Work:
             return
         self._ended = True
         reason, error = self._outcome
-        self.send(Ended(reason, self._usage, error, self.speech_reason, self.speech_stopped))
+        self.send(Ended(reason, Usage(**self._counts), error, self.speech_reason, self.speech_stopped))

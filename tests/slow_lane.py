@@ -21,11 +21,11 @@ class SlowLane(Lane):
         self.under_way.append(SlowArrival(values))
         return self.under_way[-1]
 
-    def arrive(self) -> None:
-        """All that is under way."""
-        for arrival in self.under_way:
+    def arrive(self, count: int | None = None) -> None:
+        """The first so many of what is under way; None: all."""
+        for arrival in self.under_way[:count]:
             arrival.there = True
-        self.under_way.clear()
+        del self.under_way[:count]
 
     def wait(self) -> None:
         self.waited += 1

@@ -88,7 +88,7 @@ class ArRunner(Runner):
         """
         self._model, self._lane, self._before = model, lane or Lane(model.device), tuple(before)
         self._flights: deque[_Flight] = deque()  # in the order of their launch
-        self._landed = False  # since the last launch
+        self._news = False  # something has landed or come since the last launch
         self._at_once = model.device.type == "cpu"  # a launch computes
         self._clock = clock
         self._held_since_s: float | None = None
@@ -172,6 +172,7 @@ class ArRunner(Runner):
         sampling = sequence.sampling
         self.check(sequence.prompt_length, sampling)
         self._scheduler.add(sequence)
+        self._news = True
         if not sequence.open:
             self._prompt_tokens += sequence.prompt_length
         sequence.seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
@@ -189,6 +190,7 @@ class ArRunner(Runner):
         self.check(sequence.prompt_length, sequence.sampling)
         self._prompt_tokens += sequence.prompt_length
         self._scheduler.close(sequence)
+        self._news = True
 
     def abort(self, sequence: Sequence) -> None:
         """End the sequence with reason "cancelled", at any point. Nothing happens if it has ended or was refused by `add`."""
@@ -210,19 +212,20 @@ class ArRunner(Runner):
                 self._under_way.end()
             self._settle(flight)
             landed = True
-        self._landed |= landed
+        self._news |= landed
         return landed
 
     def launch(self) -> bool:
-        if not (self._landed if self._flights else self._scheduler.busy) or self._holds():
+        if not (self._news if self._flights else self._scheduler.busy) or self._holds():
             return False
-        self._landed, self._held_since_s = False, None
+        self._news, self._held_since_s = False, None
         with self._lane.active(), torch.inference_mode():
             launched = not self._flights and self._launch()
             if launched:
                 self.land()  # a CPU has computed it already
             if len(self._flights) == 1 and self._flights[0].decode:
-                launched |= self._launch_ahead(self._flights[0].batch)
+                under_way = self._flights[0].batch
+                launched |= self._launch_ahead(under_way) or self._launch_newcomers(under_way)
         return launched
 
     def check_integrity(self) -> None:
@@ -245,8 +248,13 @@ class ArRunner(Runner):
         if batch is None:
             return False
         self._under_way.begin()
-        if all(sequence.open for sequence in batch.sequences) and self._prepare(batch):
-            return True
+        if not (all(sequence.open for sequence in batch.sequences) and self._prepare(batch)):
+            self._launch_batch(batch)
+        if not self._flights:
+            self._under_way.end()  # it has failed
+        return True
+
+    def _launch_batch(self, batch: Batch) -> None:
         decoding: list[int] = []
         others: list[int] = []
         for index in range(len(batch.sequences)):
@@ -258,9 +266,6 @@ class ArRunner(Runner):
             parts.reverse()  # who waits for a first id goes before those who have one
         for part, decode in parts:
             self._launch_safely(part, decode=decode)
-        if not self._flights:
-            self._under_way.end()  # it has failed
-        return True
 
     def _prepare(self, batch: Batch) -> bool:
         """Launch a piece of what the rows need. Until it has arrived, whoever is waited for finds nothing of theirs behind it."""
@@ -293,6 +298,14 @@ class ArRunner(Runner):
         self._steps += 1
         self._computed_rows += going.rows
         self._launch_safely(going, decode=True, ahead=True)
+        return True
+
+    def _launch_newcomers(self, under_way: Batch) -> bool:
+        """Start prompts behind a step of decoding that is under way, so that none of them waits for its launch as well."""
+        batch = self._scheduler.schedule_newcomers(under_way)
+        if batch is None:
+            return False
+        self._launch_batch(batch)
         return True
 
     def _launch_safely(self, batch: Batch, *, decode: bool, ahead: bool = False) -> None:

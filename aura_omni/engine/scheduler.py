@@ -147,9 +147,27 @@ class Scheduler:
         self._add_prompts(prompts, counts, budget)
         if not prompts:
             self._add_open(counts, min(budget, self.shared_rows // 2))
-        if not counts:
+        return self._batch(counts)
+
+    def schedule_newcomers(self, under_way: Batch) -> Batch | None:
+        """Rows of prompts of those who have got nothing yet, while a step of others is under way: nobody gives way to them."""
+        if not self.newcomers:
             return None
-        return Batch(tuple(counts), tuple(sequence.computed for sequence in counts), tuple(counts.values()))
+        self.seated = []
+        while self._closed:
+            if self._closed[0].pages:
+                self._take_over(self._closed[0])
+                if not self.cache.extend(self._closed[0]):
+                    return None
+            self._closed.pop(0)
+        for first in [one for one in self.waiting if not (one.blocked or one.open)]:
+            if first.generated or not self._admit(first):
+                break
+        known = set(under_way.sequences)
+        prompts = [one for one in self.running if not (one in known or one.generated or one.blocked or one.open)]
+        counts: dict[Sequence, int] = {}
+        self._add_prompts(prompts, counts, min(self.max_num_batched_tokens, self.shared_rows))
+        return self._batch(counts)
 
     def others(self, under_way: Batch) -> bool:
         """Whether the next `schedule` could have more to do than to go on with the sequences of a batch."""
@@ -201,6 +219,12 @@ class Scheduler:
             )
             assert sequence.pages, f"sequence {sequence.id} runs without pages"
         self.cache.check_integrity(self.running)
+
+    @staticmethod
+    def _batch(counts: dict[Sequence, int]) -> Batch | None:
+        if not counts:
+            return None
+        return Batch(tuple(counts), tuple(sequence.computed for sequence in counts), tuple(counts.values()))
 
     def _room(self, sequence: Sequence) -> bool:
         """Room for the sequence's newest token, at the expense of those that rank after it. False: it was itself the last."""

@@ -24,6 +24,7 @@ Fault = Literal["length", "loop", "silence", "short"]
 _LONGEST_PERIOD = 25  # frames; a loop of two seconds
 _SPARE = 12  # frames that speech may lack; of a few words nothing can be told
 _SILENT = 2e-3  # root mean square of a frame, of samples in [-1, 1]: -54 dB
+_SILENT_ENERGY = FRAME_SAMPLES * _SILENT**2
 
 
 class SpeechGuard:
@@ -51,21 +52,22 @@ class SpeechGuard:
         code = int(codes[0])
         if code in self._codes:
             before = enumerate(reversed(self._codes), 1)
-            again = {period: self._repeats.get(period, 0) + 1 for period, earlier in before if earlier == code}
-        else:
-            again = {}  # as nearly every frame of speech
-        self._repeats = again
+            self._repeats = {period: self._repeats.get(period, 0) + 1 for period, earlier in before if earlier == code}
+        elif self._repeats:
+            self._repeats = {}
         self._codes.append(code)
-        if self.frames > self._least and max(again.values(), default=0) >= self._window:
-            self.fault = "loop"
-        elif self.frames >= self.budget and self.frames > self._least:
-            self.fault = "length"
+        if self.frames > self._least:
+            if self._repeats and max(self._repeats.values()) >= self._window:
+                self.fault = "loop"
+            elif self.frames >= self.budget:
+                self.fault = "length"
         return self.fault
 
     def sound(self, samples: np.ndarray) -> Fault | None:
         """float32 [n * 1920]."""
-        for loudness in np.sqrt(np.square(samples.reshape(-1, FRAME_SAMPLES)).mean(-1)):
-            self._silent_frames = self._silent_frames + 1 if loudness < _SILENT else 0
+        frames = samples.reshape(-1, FRAME_SAMPLES)
+        for silent in np.einsum("fs,fs->f", frames, frames) < _SILENT_ENERGY:
+            self._silent_frames = self._silent_frames + 1 if silent else 0
             if self._silent_frames * FRAME_S >= self._limits.max_silence_s and self.frames > self._least:
                 self.fault = "silence"
         return self.fault

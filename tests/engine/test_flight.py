@@ -67,10 +67,6 @@ def test_a_step_is_under_way_until_its_end_is_found(lane: SlowLane) -> None:
     assert runner.counters.computed_rows == 9
 
 
-def land_one(lane: SlowLane) -> None:
-    lane.under_way.pop(0).there = True
-
-
 def test_decoding_goes_one_step_ahead_of_what_has_arrived(lane: SlowLane) -> None:
     runner = make_runner(TinyStage(), lane=lane)
     request = Request(prompt(9), replace(GREEDY, max_tokens=5))
@@ -83,7 +79,7 @@ def test_decoding_goes_one_step_ahead_of_what_has_arrived(lane: SlowLane) -> Non
         under_way.append(len(lane.under_way))
         heard.append(len(request.heard))
         if lane.under_way:
-            land_one(lane)
+            lane.arrive(1)
     # The prompt; then two steps are under way until the last id is being drawn.
     assert under_way == [1, 2, 2, 2, 1, 0]
     assert heard == [0, 1, 2, 3, 4, 5]
@@ -102,7 +98,7 @@ def test_what_was_drawn_ahead_for_a_sequence_that_has_ended_is_dropped(lane: Slo
     while not ending.ends:
         runner.step()
         if lane.under_way:
-            land_one(lane)
+            lane.arrive(1)
     assert runner.flying  # and it is among those that are drawn for
     assert ending.reason == "stop"
     assert ending.heard == free.heard[: free.heard.index(stop)]
@@ -115,29 +111,60 @@ def test_what_was_drawn_ahead_for_a_sequence_that_has_ended_is_dropped(lane: Slo
     assert runner.counters.pages_used == 0
 
 
-def test_nobody_decodes_ahead_while_someone_waits_for_a_free_seat(lane: SlowLane) -> None:
-    runner = make_runner(TinyStage(), lane=lane, max_num_seqs=2)
+def test_who_comes_into_a_free_seat_is_computed_right_behind_the_step_under_way(lane: SlowLane) -> None:
+    stage = TinyStage()
+    runner = make_runner(stage, lane=lane, max_num_seqs=2)
     first, second, third = (Request(prompt(9, seed=seed)) for seed in range(3))
+    want = expected(second)
     runner.add(first.sequence)
     runner.step()
     lane.arrive()
     runner.step()
     assert len(lane.under_way) == 2
     runner.add(second.sequence)
-    land_one(lane)
+    assert not runner.launch(), "what is launched ahead is not overtaken"
+    lane.arrive(1)
     runner.step()
-    assert len(lane.under_way) == 1  # no third one: the newcomer is next
-    lane.arrive()
+    assert len(lane.under_way) == 2
+    assert stage.batches[-1].sequences == (second.sequence,)
+    lane.arrive(1)
     runner.step()
-    lane.arrive()
+    assert (len(first.heard), len(second.heard)) == (3, 0)
+    assert len(lane.under_way) == 1, "nobody decodes ahead of it"
+    lane.arrive(1)
     runner.step()
     assert len(second.heard) == 1
     runner.add(third.sequence)  # all seats are taken: it has to wait anyway
-    lane.arrive()
+    lane.arrive(1)
     runner.step()
-    lane.arrive()
-    runner.step()
+    assert (len(first.heard), len(second.heard)) == (4, 2)
     assert len(lane.under_way) == 2
+    while runner.busy:
+        lane.arrive()
+        runner.step()
+        runner.check_integrity()
+    assert second.heard == want
+
+
+def test_behind_a_step_under_way_nobody_gives_way_to_who_comes(lane: SlowLane) -> None:
+    runner = make_runner(TinyStage(), lane=lane, pages=4, max_num_seqs=2)
+    first, second = Request(prompt(9)), Request(prompt(9, seed=1), priority=-1)
+    want = [expected(request) for request in (first, second)]
+    runner.add(first.sequence)
+    runner.step()
+    lane.arrive()
+    runner.step()
+    runner.add(second.sequence)
+    lane.arrive(1)
+    runner.step()
+    assert first.sequence.pages
+    assert len(lane.under_way) == 1
+    while runner.busy:
+        lane.arrive()
+        runner.step()
+        runner.check_integrity()
+    assert first.sequence.preempted > 0
+    assert [first.heard, second.heard] == want
 
 
 @pytest.mark.parametrize(("rows", "heard"), [(30, (1, 1)), (100, (2, 0))])
@@ -152,7 +179,7 @@ def test_a_step_computes_prompts_first_if_that_gives_somebody_a_first_id(
     runner.add(second.sequence)
     runner.step()
     assert len(lane.under_way) == 2
-    land_one(lane)
+    lane.arrive(1)
     assert runner.step()
     assert (len(first.heard), len(second.heard)) == heard
     assert runner.flying
@@ -231,7 +258,7 @@ def test_whatever_falls_between_launch_and_arrival_everyone_says_the_same(seed: 
         runner.step()
         runner.check_integrity()
         if dice.random() < 0.4:
-            lane.arrive()
+            lane.arrive(dice.choice([1, None]))
         for request in list(living):
             if request.sequence.id >= 0 and dice.random() < 0.05:
                 living.remove(request)

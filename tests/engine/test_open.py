@@ -281,7 +281,7 @@ def test_whenever_prompts_become_known_and_pages_run_out_everyone_says_the_same(
         runner.step()
         runner.check_integrity()
         if dice.random() < 0.5:
-            lane.arrive()
+            lane.arrive(dice.choice([1, None]))
         for request in list(unknown):
             if dice.random() < 0.2:
                 if request in doomed:
