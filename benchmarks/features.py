@@ -45,8 +45,10 @@ FEATURES: Mapping[str, Mapping[str, object]] = {
         "aura_omni.stages.asr.AsrStage.prepare_graphs": StageModel.prepare_graphs,
         "aura_omni.stages.aura.AuraStage.prepare_graphs": StageModel.prepare_graphs,
     },
-    # A layer of one or two rows as five launches.
+    # A layer of up to 16 rows as five launches.
     "fused-layers": {"aura_omni.models.qwen3.few": _no},
+    # The same of more than two rows, on tensor cores.
+    "tiled-layers": {"aura_omni.models.fused_linear.MOST_ROWS": 2},
     # Norms and turns of heads inside the attention of rows of decoding, the code predictor's and that of pages.
     "raw-attention": {
         "aura_omni.models.layers.DenseKV.takes_raw": _no,

@@ -3,7 +3,7 @@
 A decoder's step of a few rows reads each weight once and computes next to nothing, so its time is that of reading weights and of
 launches. A program here holds whole rows of the weight: it asks for all of them at once, before it waits for the kernel in front of it
 (programmatic dependent launch), for the weights are there already. What it then computes waits for nothing but its own inputs.
-Rounds where the plain code of `layers` rounds.
+Rounds where the plain code of `layers` rounds, but for the norm of more than two rows (`fused_tiles`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-MOST_ROWS = 2  # each more takes 2 us; cuBLAS with its tensor cores takes the same for all
+from aura_omni.models import fused_tiles
+from aura_omni.models.fused import starts_early
+
+MOST_ROWS = 16
+ONE_BY_ONE = 2  # up to so many rows are multiplied one by one; each takes 2 us, tensor cores take the same for all
 MOST_WIDTH = 2_048  # wider layers do not wait for launches, and a program could not hold their rows
 COLUMNS, WARPS = 4, 8  # outputs of one program
 
@@ -69,8 +73,10 @@ def _launched(
     gated: bool = False,
 ) -> Tensor:
     rows, size_in = x.shape
+    if rows > ONE_BY_ONE:
+        return fused_tiles.launched(x, weight, out, norm=norm, eps=eps, more=more, gated=gated)
     size_out = out.shape[1]
-    early = x.is_cuda and torch.cuda.get_device_capability(x.device) >= (9, 0)
+    early = starts_early(x.device)
     options: dict[str, Any] = {"launch_pdl": True} if early else {}
     _rows_kernel[(triton.cdiv(size_out, COLUMNS),)](
         x, x if norm is None else norm, weight, x if more is None else more, out, rows, size_in, size_out, eps,
@@ -78,6 +84,12 @@ def _launched(
         COLUMNS_=COLUMNS, EARLY=early, num_warps=WARPS, **options,
     )  # fmt: skip
     return out
+
+
+def takes(x: Tensor) -> bool:
+    """Whether these kernels are for x [N, H]."""
+    most = MOST_ROWS if x.dtype.itemsize == 2 else ONE_BY_ONE  # tensor cores take no float32
+    return len(x) <= most and x.shape[1] <= MOST_WIDTH
 
 
 def normed_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ def fused() -> ModuleType:
 
 def few(x: Tensor) -> bool:
     """Whether x [N, H] is of so few rows that norms and sums are computed along with the products (`fused_linear`)."""
-    return fusible(x) and len(x) <= fused_linear().MOST_ROWS and x.shape[1] <= fused_linear().MOST_WIDTH
+    return fusible(x) and fused_linear().takes(x)
 
 
 @cache

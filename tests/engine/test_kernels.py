@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
@@ -18,7 +20,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytest.importorskip("triton")
 
 from aura_omni.engine import fused_sampler, paged_attention  # noqa: E402
-from aura_omni.models import fused, fused_linear  # noqa: E402
+from aura_omni.models import fused, fused_linear, fused_tiles  # noqa: E402
 
 PAGE = 16
 # The interpreter takes products of bfloat16 for products of integers.
@@ -344,11 +346,24 @@ def test_patches_are_turned_as_plainly(dtype: torch.dtype, limit: float) -> None
 @LOOPS
 @PRECISION
 @pytest.mark.parametrize(
-    ("rows", "size_in", "size_out"), [(1, 1_024, 48), (4, 2_048, 33), (3, 48, 40), (2, 300, 5), (1, 6_144, 16)]
+    ("rows", "size_in", "size_out"),
+    [
+        *[(1, 1_024, 48), (2, 300, 5), (1, 6_144, 16)],  # one by one
+        *[(3, 48, 40), (4, 2_048, 33), (8, 1_024, 40), (9, 300, 5), (16, 2_048, 50)],
+        *[(5, 3_072, 20), (16, 6_144, 16), (8, 4_500, 25)],  # in parts
+    ],
 )
 def test_products_with_what_is_around_them(
-    dtype: torch.dtype, limit: float, rows: int, size_in: int, size_out: int
+    dtype: torch.dtype,
+    limit: float,
+    rows: int,
+    size_in: int,
+    size_out: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(fused_tiles, "PROGRAMS", 1)  # as if many tiles were to be shared out
+    if DEVICE.type == "cuda" and dtype == torch.float32 and rows > fused_linear.ONE_BY_ONE:
+        pytest.skip("what tensor cores do not take")
     torch.manual_seed(0)
     x, norm = torch.randn(rows, size_in).to(DEVICE, dtype), norm_of(size_in, dtype)
     weight = (torch.randn(2 * size_out, size_in) / size_in**0.5).to(DEVICE, dtype)
@@ -356,13 +371,33 @@ def test_products_with_what_is_around_them(
     with torch.enable_grad():  # plainly
         product, sums = F.linear(norm(x), half), more + F.linear(x, half)
         gate, up = F.linear(norm(x), weight).split(size_out, dim=1)
-    assert_close(fused_linear.normed_linear(x, norm.weight, norm.eps, half), product, limit)
-    assert_close(fused_linear.normed_swiglu(x, norm.weight, norm.eps, weight), F.silu(gate) * up, limit)
     assert_close(fused_linear.linear_added(x, half, more), sums, limit)
+    if size_in <= fused_linear.MOST_WIDTH or rows == 1:
+        assert_close(fused_linear.normed_linear(x, norm.weight, norm.eps, half), product, limit)
+        assert_close(fused_linear.normed_swiglu(x, norm.weight, norm.eps, weight), F.silu(gate) * up, limit)
+
+
+@pytest.mark.parametrize(
+    ("size_in", "lines", "normed", "wanted"),
+    [
+        (1_024, 4_096, True, (4, 1_024, 1, 1, 1, 1)),
+        (2_048, 2_048, False, (4, 2_048, 1, 1, 1, 1)),
+        (3_072, 1_024, False, (4, 1_024, 3, 1, 3, 1)),
+        (2_048, 4_096, True, (8, 2_048, 1, 2, 2, 1)),
+        (2_048, 12_288, True, (8, 2_048, 1, 6, 1, 1)),
+        (6_144, 2_048, False, (8, 1_024, 6, 1, 4, 2)),
+        (48, 40, True, (4, 256, 1, 1, 1, 1)),
+    ],
+)
+def test_a_product_is_shared_out_by_its_size(size_in: int, lines: int, normed: bool, wanted: tuple[int, ...]) -> None:
+    assert fused_tiles.plan(size_in, lines, normed=normed) == wanted
 
 
 @LOOPS
-def test_a_decoder_of_a_few_rows_is_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
+@PRECISION
+def test_a_decoder_of_a_few_rows_is_the_plain_one(
+    dtype: torch.dtype, limit: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = DecoderConfig(
         layers=2,
         hidden=48,
@@ -375,14 +410,14 @@ def test_a_decoder_of_a_few_rows_is_the_plain_one(monkeypatch: pytest.MonkeyPatc
         max_positions=64,
     )
     torch.manual_seed(0)
-    decoder = Decoder(config).to(DEVICE).requires_grad_(False)
-    steps = [
-        (torch.randn(2 * count, 48, device=DEVICE), count) for count in (2, 1, 1)
-    ]  # four rows are too many, two are few
-    adds = torch.randn(1, 48, device=DEVICE)
+    decoder = Decoder(config).to(DEVICE, dtype).requires_grad_(False)
+    counts = (9, 1, 2, 8, 1)  # of two sequences each: too many, two rows, four, sixteen, two
+    steps = [(torch.randn(2 * count, 48).to(DEVICE, dtype), count) for count in counts]
+    adds = torch.randn(1, 48).to(DEVICE, dtype)
+    taken: list[int] = []
 
     def outputs() -> list[Tensor]:
-        kv, found = DenseKV(2, 2, 4, 2, 16, dtype=torch.float32, device=DEVICE), []
+        kv, found = DenseKV(2, 2, sum(counts), 2, 16, dtype=dtype, device=DEVICE), []
         for x, count in steps:
             positions = torch.arange(kv.length, kv.length + count, device=DEVICE).repeat(2)
             found.append(decoder(x, positions, kv, (adds,), torch.tensor([1], device=DEVICE)))
@@ -391,7 +426,11 @@ def test_a_decoder_of_a_few_rows_is_the_plain_one(monkeypatch: pytest.MonkeyPatc
 
     with torch.enable_grad():
         plain = outputs()
+    launched = fused_linear._launched
+    monkeypatch.setattr(fused_linear, "_launched", lambda x, *a, **k: taken.append(len(x)) or launched(x, *a, **k))
     for module in (layers, qwen3):
         monkeypatch.setattr(module, "fusible", lambda x: True)
     for one, other in zip(outputs(), plain, strict=True):
-        assert (one - other).abs().max() < 1e-4
+        assert_close(one, other, 5 * limit)
+    products = {2: 2 * 2 * 4} if dtype == torch.float32 else {2: 2 * 2 * 4, 4: 2 * 4, 16: 2 * 4}
+    assert Counter(taken) == products
