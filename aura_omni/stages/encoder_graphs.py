@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aura_omni.engine.graphs import Graphed, GraphPool
-from aura_omni.engine.lane import sent, sent_together
+from aura_omni.engine.lane import sent, sent_padded
 from aura_omni.models.qwen3_asr import HOP_SAMPLES, EncoderConfig, Qwen3Asr
 from aura_omni.models.qwen3_vl import VisionConfig, VisionTower
 from aura_omni.models.vision_input import RESIZED_AT_ONCE, Framing
@@ -149,7 +149,7 @@ class HearingGraphs:
         return [rows[clip] for clip in range(len(clips))]
 
     def _mels(self, clips: Sequence[np.ndarray]) -> Tensor:
-        waves, lengths = sent_together(clips, self._encoder.conv_out.weight.device), [len(clip) for clip in clips]
+        waves, lengths = sent_padded(clips, self._encoder.conv_out.weight.device), [len(clip) for clip in clips]
         return self._encoder.log_mels(waves, None if len(set(lengths)) == 1 else sent(lengths, waves.device))
 
     def _windows(self, images: Tensor, inside: Tensor) -> Tensor:
