@@ -78,7 +78,7 @@ def test_layers_of_a_few_rows_replayed_equal_the_layers_as_written(rows, hidden,
     with torch.enable_grad():  # plainly
         for given, found in zip(inputs, written, strict=True):
             x.copy_(given)
-            assert (step() - found).float().abs().mean() < 0.01  # of values around 1; a bit in the last place is 0.008
+            assert (step() - found).float().abs().mean() < 0.02  # of values around 0.8; rounding alone makes it 0.006
 
 
 @pytest.mark.parametrize("vocabulary", [100, 2_048, 3_072])
