@@ -145,8 +145,8 @@ def _decode_kernel(
         k = tl.load(k_ptr + k_at + own + dims[None, :])
         v = tl.load(v_ptr + row * v_width + head * D + dims)
         if RAW:
-            mirrored = tl.load(k_ptr + k_at + own + other[None, :])
-            k = _turned(k, mirrored, k_norm, k_other, cos, sin, dims, eps, D)
+            k_mirrored = tl.load(k_ptr + k_at + own + other[None, :])
+            k = _turned(k, k_mirrored, k_norm, k_other, cos, sin, dims, eps, D)
         at = (tl.load(slots_ptr + row) * kv_heads + head) * D + dims
         tl.store(keys + at[None, :], k)
         tl.store(values + at, v)

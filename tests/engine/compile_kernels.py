@@ -1,0 +1,145 @@
+"""Compiles kernels for an H100 or H200 as a GPU would be given them, on any machine that has Triton. Run by test_compiles.py.
+
+Triton's interpreter forgives what its compiler does not, so a kernel that passes there may still not exist on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from triton import JITFunction
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.compiler import compile as compiled
+
+from aura_omni.engine import fused_sampler, paged_attention
+from aura_omni.models import fused, fused_linear, fused_tiles
+
+HOPPER = GPUTarget("cuda", 90, 32)
+TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64", torch.int32: "*i32", torch.uint8: "*u8"}
+
+
+MODULES = (fused, fused_linear, fused_tiles, fused_sampler, paged_attention)
+
+
+class Recorder:
+    """Stands in for a kernel: compiles it for what it is launched with, and launches nothing."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+
+    def __getitem__(self, grid: object) -> Callable[..., None]:
+        return self._compile
+
+    def _compile(self, *given: Any, **named: Any) -> None:
+        names = self._kernel.arg_names
+        options = {name: value for name, value in named.items() if name not in names}
+        arguments = {**dict(zip(names, given, strict=False)), **named}
+        constants = {parameter.name for parameter in self._kernel.params if parameter.is_constexpr}
+        signature: dict[str, str] = {}
+        for name in names:
+            value = arguments[name]
+            if name in constants:
+                signature[name] = "constexpr"
+            elif isinstance(value, torch.Tensor):
+                signature[name] = TYPES[value.dtype]
+            else:
+                signature[name] = "fp32" if isinstance(value, float) else "i32"
+        aligned = {
+            (place,): [["tt.divisibility", 16]] for place, name in enumerate(names) if signature[name].startswith("*")
+        }
+        source = ASTSource(self._kernel, signature, {name: arguments[name] for name in constants}, aligned)
+        done = compiled(source, target=HOPPER, options=options)
+        print(self._kernel.__name__, done.metadata.shared, flush=True)
+
+
+def made(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def integers(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    return made(*shape, dtype=dtype)
+
+
+def launches() -> Iterator[Callable[[], object]]:
+    """Every kernel in the shapes of the published models."""
+    for rows, heads in ((1, 16), (8, 16), (1, 32)):
+        q, k = made(rows, heads, 128), made(rows, 8, 128)
+        pages, table = made(1_600, 8, 128), integers(rows, 100, dtype=torch.int32)
+        turn = paged_attention.Turn(made(128), made(128), made(rows, 128), made(rows, 128), 1e-6)
+        where = {"table": table, "lengths": integers(rows, dtype=torch.int32), "page_size": 16}
+        where["arrived"] = integers(rows * 8, dtype=torch.int32)
+        for norms in (None, turn):
+            yield partial(paged_attention.decode, q, k, k, integers(rows), pages, pages, turn=norms, **where)
+    for heads, rows, length in ((16, 40, 400), (32, 250, 32_768)):
+        chunk = {name: integers(4, dtype=torch.int32) for name in ("begins", "counts", "starts")}
+        q, pages = made(rows, heads, 128), made(1_600, 8, 128)
+        table = integers(4, length // 16, dtype=torch.int32)
+        yield partial(
+            paged_attention.prefill,
+            q,
+            pages,
+            pages,
+            made(rows, heads, 128),
+            table=table,
+            most_rows=rows,
+            page_size=16,
+            **chunk,
+        )
+    for hidden, wide, inner in ((2_048, 4_096, 6_144), (1_024, 4_096, 3_072)):
+        for rows in (1, 8, 16):
+            x = made(rows, hidden)
+            yield partial(fused_linear.normed_linear, x, made(hidden), 1e-6, made(wide, hidden))
+            yield partial(fused_linear.normed_swiglu, x, made(hidden), 1e-6, made(2 * inner, hidden))
+            yield partial(fused_linear.linear_added, made(rows, inner), made(hidden, inner), x)
+    for batch, steps in ((1, 2), (8, 1)):
+        held, turns = made(batch, 8, 16, 128), made(batch * steps, 128)
+        yield partial(
+            fused.dense_attend,
+            made(batch * steps, 4_096),
+            made(128),
+            made(128),
+            turns,
+            turns,
+            1e-6,
+            keys=held,
+            values=held,
+            start=4,
+        )
+    for rows in (8, 250):
+        turns = made(rows, 128)
+        norms = made(128), made(128), turns, turns, 1e-6
+        yield partial(fused.qk_norm_rope, made(rows, 6_144), *norms, heads=32, kv_heads=8)
+        yield partial(fused.rms_norm, made(rows, 4_096), made(4_096), 1e-6)
+        yield partial(fused.add_rms_norm, made(rows, 4_096), made(rows, 4_096), made(4_096), 1e-6)
+        yield partial(fused.add_layer_norm, made(rows, 1_152), made(rows, 1_152), made(1_152), made(1_152), 1e-6)
+        yield partial(fused.silu_mul, made(rows, 24_576))
+    angles = made(920, 72, dtype=torch.float32)
+    yield partial(fused.turn_patches, made(1, 920, 3 * 1_152), angles, angles, 16)
+    draw = made(8, 3, dtype=torch.float32), integers(8, 3)
+    yield partial(fused_sampler.pick_small, made(8, 2_048), *draw, top_k=True, stream=1, table=made(2_048, 1_024))
+    yield partial(fused_sampler.pick_small, made(8, 3_072, dtype=torch.float32), *draw, top_k=True, stream=0)
+    tables = {"bias": made(9, 3_072, dtype=torch.float32), "counts": integers(9, 3_072, dtype=torch.int32)}
+    tables |= {name: integers(9, 3_072, dtype=torch.uint8) for name in ("stops", "prompt")}
+    tables |= {"floats": made(9, 9, dtype=torch.float32), "integers": integers(9, 4)}
+    logits = made(8, 3_072, dtype=torch.float32)
+    yield partial(fused_sampler.constrain, logits, integers(8), integers(8), columns=(3, 4, 5, 2), **tables)
+    yield partial(fused_sampler.pick_large, made(8, 151_936, dtype=torch.float32), *draw, stream=0)
+
+
+def main() -> None:
+    for module in MODULES:
+        for name, kernel in vars(module).items():
+            if isinstance(kernel, JITFunction) and name.endswith("_kernel"):
+                setattr(module, name, Recorder(kernel))
+        if hasattr(module, "starts_early"):
+            module.starts_early = lambda device: True
+    for launch in launches():
+        launch()
+
+
+if __name__ == "__main__":
+    main()
