@@ -1,6 +1,6 @@
 """Who may import whom, read from the source.
 
-server -> realtime, pipeline -> stages -> engine -> models -> torch; flow, errors, config, media, spacing, counters and fair_threads are leaves.
+server -> realtime, pipeline -> stages -> engine -> models -> torch; flow, errors, config, media, spacing, counters and interpreter are leaves.
 """
 
 import ast
@@ -13,13 +13,13 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "aura_omni"
 
-LEAVES = {"errors", "flow", "config", "media", "spacing", "counters", "fair_threads"}
+LEAVES = {"errors", "flow", "config", "media", "spacing", "counters", "interpreter"}
 BELOW = {
     "errors": set(),
     "flow": {"errors"},
     "spacing": set(),
     "counters": set(),
-    "fair_threads": set(),
+    "interpreter": set(),
     "config": {"errors", "flow"},
     "media": {"errors", "flow"},
     "models": set(),
@@ -43,7 +43,7 @@ BELOW = {
         "flow",
         "config",
         "counters",
-        "fair_threads",
+        "interpreter",
     },  # stands between the server and the pipeline
     "realtime": {"pipeline"} | LEAVES,
     "server": {"pipeline", "realtime", "heard", "transcription", "transcript_file"} | LEAVES,
@@ -62,7 +62,7 @@ WITHOUT_TORCH = {
     "realtime",
     "spacing",
     "counters",
-    "fair_threads",
+    "interpreter",
     "offline_flags",
     "engine_process",
     "cli",

@@ -36,8 +36,8 @@ from aura_omni.engine_process.messages import (
 )
 from aura_omni.engine_process.wire import Link
 from aura_omni.errors import AuraError
-from aura_omni.fair_threads import fair_threads
 from aura_omni.flow import Ended, Event, Report, StageName, TurnRequest, VoiceTask
+from aura_omni.interpreter import settled, shared_fairly
 
 log = logging.getLogger(__name__)
 
@@ -80,9 +80,11 @@ def main() -> None:
     def load(report: Report) -> Pipeline:
         from aura_omni import pipeline  # torch
 
-        return pipeline.Pipeline.load(start.config, report)
+        loaded = pipeline.Pipeline.load(start.config, report)
+        settled()
+        return loaded
 
-    with fair_threads():
+    with shared_fairly():
         # Loading cannot be interrupted, but nobody is left to load for.
         Worker(link, load, orphaned=lambda: os._exit(1)).run()
 

@@ -36,8 +36,8 @@ from aura_omni.config.config import (
     LOCAL_ORIGINS,
 )
 from aura_omni.errors import ConfigError, ModelNotFound, Unavailable, shown
-from aura_omni.fair_threads import fair_threads
 from aura_omni.flow import Report
+from aura_omni.interpreter import settled, shared_fairly
 from aura_omni.media.fetch import MediaPolicy
 from aura_omni.server import chat, errors, speech, transcriptions, voices
 from aura_omni.server.connection import Connection
@@ -214,7 +214,7 @@ def run(config: ServerConfig, load: Callable[[Report], Pipeline], *, grace_s: fl
     The port opens at once and answers 503 while load(report) runs in a thread; then one line with URL and names is printed.
     After the signal answers may finish for grace_s; turns that take longer end as unavailable. Raises what load() raises, after the port is closed, and ConfigError when the port is taken.
     """
-    with _listen(config.host, config.port) as listener, fair_threads():
+    with _listen(config.host, config.port) as listener, shared_fairly():
         host, port = listener.getsockname()[:2]
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -222,6 +222,7 @@ def run(config: ServerConfig, load: Callable[[Report], Pipeline], *, grace_s: fl
             if pipeline.failure is not None:
                 server.should_exit = True
             else:
+                settled()
                 print(f"aura-omni: {url} serves {', '.join(pipeline.served_names)}", flush=True)
 
         pipeline = LoadingPipeline(load, loaded)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +20,7 @@ from typing import Any
 import httpx
 import pytest
 
-from aura_omni.errors import CheckpointError, ConfigError
+from aura_omni.errors import ConfigError
 from aura_omni.flow import STAGES, Report
 from aura_omni.server.app import ServerConfig, run
 from tests.server.fake import WAIT_S, FakePipeline
@@ -185,17 +188,25 @@ def test_when_loading_fails_the_process_ends_with_the_reason() -> None:
     assert err == "error: weights of the talker are missing\n"
 
 
-def test_threads_take_short_turns_while_the_server_runs_and_those_of_before_afterwards() -> None:
-    before_s, while_it_runs_s = sys.getswitchinterval(), []
+def test_while_it_serves_threads_take_short_turns_and_nothing_made_before_is_collected() -> None:
+    before_s, seen = sys.getswitchinterval(), []
+
+    def look_and_stop() -> None:
+        deadline_s = time.monotonic() + WAIT_S
+        while not gc.get_freeze_count() and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        seen.append((sys.getswitchinterval(), gc.get_freeze_count()))
+        os.kill(os.getpid(), signal.SIGINT)
 
     def load(_: Report) -> FakePipeline:
-        while_it_runs_s.append(sys.getswitchinterval())
-        raise CheckpointError("there are no weights")
+        threading.Thread(target=look_and_stop).start()
+        return FakePipeline()
 
-    with pytest.raises(CheckpointError):
-        run(ServerConfig(port=0), load)
-    assert while_it_runs_s[0] < before_s / 10
-    assert sys.getswitchinterval() == before_s
+    run(ServerConfig(port=0), load)
+    ((interval_s, kept),) = seen
+    assert interval_s < before_s / 10
+    assert kept > 1_000
+    assert (sys.getswitchinterval(), gc.get_freeze_count()) == (before_s, 0)
 
 
 @pytest.mark.parametrize("host", ["nope.invalid", "203.0.113.1", "x" * 300])
