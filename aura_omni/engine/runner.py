@@ -40,6 +40,9 @@ logger = logging.getLogger(__name__)
 # launching more would take the host twice as long; on a core of a CPU some 30 to 50 ms of a small model. A frame of speech is heard for 80.
 SHARED_ROWS = {"cuda": PREFILL_SIZES[-1], "cpu": 128}
 
+# Rows of any step: who comes while a long prompt is read alone waits for the end of one. On a CPU steps are short where somebody waits already.
+LONGEST_ROWS = {"cuda": 4 * PREFILL_SIZES[-1], "cpu": 1 << 20}
+
 # Known rows of open sequences that are worth a step: on a GPU fewer take as long as so many, beside a transcript that somebody waits for,
 # and hardly any time together with the rest of their prompt. Pictures always are, as the rest then lacks their rows, too.
 LEAST_KNOWN_ROWS = {"cuda": 128, "cpu": 1}
@@ -101,7 +104,7 @@ class ArRunner(Runner):
         self._scheduler = Scheduler(
             self._cache,
             max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_batched_tokens=min(max_num_batched_tokens, max(max_num_seqs, LONGEST_ROWS[model.device.type])),
             max_model_len=max_model_len,
             max_waiting=max_waiting,
             shared_rows=SHARED_ROWS[model.device.type],
