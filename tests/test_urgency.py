@@ -64,3 +64,11 @@ def test_code2wav_is_told_when_the_listener_runs_out(pipeline: Pipeline, monkeyp
     assert len(due) > 2
     assert due[1:] == sorted(due[1:])
     assert min(due[1:]) > 0
+
+
+def test_sound_and_what_is_waited_for_in_silence_go_first(pipeline: Pipeline) -> None:
+    stages = pipeline.parts.runners()
+    assert list(stages) == ["code2wav", "asr", "talker", "aura"]
+    before = {name: pipeline.parts.ar_runners[name]._before for name in ("asr", "talker", "aura")}
+    assert before["talker"] == (stages["code2wav"],)
+    assert before["aura"] == before["asr"] == (stages["code2wav"], stages["talker"])

@@ -40,6 +40,13 @@ logger = logging.getLogger(__name__)
 # launching more would take the host twice as long; on a core of a CPU some 30 to 50 ms of a small model. A frame of speech is heard for 80.
 SHARED_ROWS = {"cuda": PREFILL_SIZES[-1], "cpu": 128}
 
+# Rows of any step: who comes while a long prompt is read alone waits for the end of one. On a CPU steps are short where somebody waits already.
+LONGEST_ROWS = {"cuda": 4 * PREFILL_SIZES[-1], "cpu": 1 << 20}
+
+# Known rows of open sequences that are worth a step: on a GPU fewer take as long as so many, beside a transcript that somebody waits for,
+# and hardly any time together with the rest of their prompt. Pictures always are, as the rest then lacks their rows, too.
+LEAST_KNOWN_ROWS = {"cuda": 128, "cpu": 1}
+
 # How long a step of decoding waits at most for what somebody else gets first. A GPU that computes both takes up to three times as long for
 # a first frame, which is some 10 ms otherwise; those who decode have more text or sound in hand than that.
 HOLD_S = 0.02
@@ -90,13 +97,14 @@ class ArRunner(Runner):
         self._flights: deque[_Flight] = deque()  # in the order of their launch
         self._news = False  # something has landed or come since the last launch
         self._at_once = model.device.type == "cpu"  # a launch computes
+        self._least_known = LEAST_KNOWN_ROWS[model.device.type]
         self._clock = clock
         self._held_since_s: float | None = None
         self._cache = KVCache(pages, page_size, prefix_caching=prefix_caching)
         self._scheduler = Scheduler(
             self._cache,
             max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_batched_tokens=min(max_num_batched_tokens, max(max_num_seqs, LONGEST_ROWS[model.device.type])),
             max_model_len=max_model_len,
             max_waiting=max_waiting,
             shared_rows=SHARED_ROWS[model.device.type],
@@ -248,24 +256,30 @@ class ArRunner(Runner):
         if batch is None:
             return False
         self._under_way.begin()
-        if not (all(sequence.open for sequence in batch.sequences) and self._prepare(batch)):
-            self._launch_batch(batch)
+        self._launch_batch(batch)
         if not self._flights:
-            self._under_way.end()  # it has failed
+            self._under_way.end()  # it has failed, or was put off
         return True
 
     def _launch_batch(self, batch: Batch) -> None:
         decoding: list[int] = []
-        others: list[int] = []
-        for index in range(len(batch.sequences)):
-            (decoding if _decodes(batch, index) else others).append(index)
-        self._steps += 1
-        self._computed_rows += batch.rows
-        parts = [(batch.part(decoding), True), (batch.part(others), False)]
+        prompts: list[int] = []
+        known: list[int] = []  # of prompts whose end is not
+        for index, sequence in enumerate(batch.sequences):
+            (known if sequence.open else decoding if _decodes(batch, index) else prompts).append(index)
+        parts = [(batch.part(decoding), True), (batch.part(prompts), False)]
         if parts[1][0].sampled():
             parts.reverse()  # who waits for a first id goes before those who have one
         for part, decode in parts:
-            self._launch_safely(part, decode=decode)
+            self._launch_rows(part, decode=decode)
+        ahead = batch.part(known)
+        if known and not self._prepare(ahead) and not self._put_off(ahead):
+            self._launch_rows(ahead, decode=False)
+        self._steps += 1
+
+    def _launch_rows(self, batch: Batch, *, decode: bool) -> None:
+        self._computed_rows += batch.rows
+        self._launch_safely(batch, decode=decode)
 
     def _prepare(self, batch: Batch) -> bool:
         """Launch a piece of what the rows need. Until it has arrived, whoever is waited for finds nothing of theirs behind it."""
@@ -279,6 +293,17 @@ class ArRunner(Runner):
             nothing = torch.empty(0, 1, dtype=torch.int64, device=self._model.device)
             self._flights.append(_Flight(batch.part(()), (), self._lane.home(nothing), decode=False))
         return launched
+
+    def _put_off(self, batch: Batch) -> bool:
+        """Leave known rows for when all of their prompts is, if they are not worth a step of their own."""
+        few = batch.rows < self._least_known and not any(
+            span.start < start + count and start < span.start + span.length
+            for sequence, start, count in zip(batch.sequences, batch.starts, batch.counts, strict=True)
+            for span in sequence.media
+        )
+        for sequence in batch.sequences if few else ():
+            sequence.blocked = True  # until `close`
+        return few
 
     def _launch_ahead(self, under_way: Batch) -> bool:
         """Start the step after one of decoding that is under way, for those that go on if it ends nobody."""

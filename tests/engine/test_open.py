@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from tiny_stage import GREEDY, Request, TinyStage, make_runner, prompt, run
 
-from aura_omni.engine.runner import SHARED_ROWS, ArRunner
+from aura_omni.engine.runner import LEAST_KNOWN_ROWS, SHARED_ROWS, ArRunner
 from aura_omni.engine.sequence import Batch, MediaSpan, Sequence
 from aura_omni.flow import Sampling
 from tests.slow_lane import SlowLane
@@ -168,6 +168,46 @@ def test_a_step_has_a_bounded_number_of_rows_that_nobody_waits_for() -> None:
     assert ahead.sequence.computed == most
     settle(runner)
     runner.abort(ahead.sequence)
+
+
+def test_a_few_known_rows_are_left_for_when_the_prompt_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LEAST_KNOWN_ROWS, "cpu", 15)
+    spans = (MediaSpan(5, 4, b"clip"),)
+    requests = [Request(prompt(21)), Request(prompt(21, seed=1), media=spans)]
+    want = []
+    for request in requests:
+        want.append(calm(Request(request.sequence.tokens, media=request.sequence.media)))
+    stage = TinyStage()
+    runner = make_runner(stage)
+    whole = [opened(request, 14) for request in requests]
+    for request in requests:
+        runner.add(request.sequence)
+        settle(runner)
+    assert [request.sequence.computed for request in requests] == [0, 14], "pictures are worth it"
+    stage.batches.clear()
+    for request, rest in zip(requests, whole, strict=True):
+        close(runner, request.sequence, rest)
+    settle(runner)
+    assert sorted(stage.batches[0].counts) == [7, 21]
+    assert [request.heard for request in requests] == want
+    assert runner.counters.pages_used == 0
+
+
+def test_decoding_goes_on_before_what_nobody_waits_for() -> None:
+    stage, lane = Slow(), SlowLane()
+    runner = make_runner(stage, lane=lane)
+    writes, ahead = Request(prompt(9)), Request(prompt(21, seed=1))
+    opened(ahead, 14)
+    runner.add(writes.sequence)
+    runner.step()
+    lane.arrive()
+    runner.add(ahead.sequence)
+    runner.step()
+    assert len(lane.under_way) == 2, "a step of decoding and a piece"
+    lane.arrive(1)
+    runner.step()
+    assert len(writes.heard) == 2
+    assert ahead.sequence.computed == 0
 
 
 class Slow(TinyStage):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny_stage import GREEDY, STOP, VOCABULARY, Request, TinyStage, make_runner, prompt, run
 
-from aura_omni.engine.runner import SHARED_ROWS
+from aura_omni.engine.runner import LONGEST_ROWS, SHARED_ROWS
 from aura_omni.engine.seats import Seats, Taker
 from aura_omni.engine.sequence import Batch, MediaSpan, Sequence
 from aura_omni.errors import BadRequest, EngineError, Overloaded, PromptTooLong, Unavailable
@@ -581,6 +581,17 @@ def test_counters_tell_what_happens() -> None:
     counters = runner.counters
     assert (counters.running, counters.waiting, counters.steps, counters.computed_rows) == (1, 1, 1, 9)
     assert (counters.pages, counters.pages_used, counters.pages_kept) == (64, 3, 2)
+
+
+def test_a_long_prompt_that_is_alone_is_read_in_steps_that_end_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    calm, request = Request(prompt(50)), Request(prompt(50))
+    run(make_runner(TinyStage()), calm)
+    monkeypatch.setitem(LONGEST_ROWS, "cpu", 20)
+    stage = TinyStage()
+    run(make_runner(stage), request)
+    assert [batch.rows for batch in stage.batches[:3]] == [20, 20, 10]
+    assert request.heard == calm.heard
+    assert make_runner(stage, max_num_seqs=24)._scheduler.max_num_batched_tokens == 24, "a row of every sequence"
 
 
 def test_while_a_more_urgent_runner_has_work_prompts_are_read_in_short_steps() -> None:
