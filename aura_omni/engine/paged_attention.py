@@ -25,8 +25,8 @@ from aura_omni.models.fused import _exchanged, _turned, starts_early
 from aura_omni.models.layers import RMSNorm, fusible
 
 BLOCK_KEYS = 64
-# Of a row of decoding: as many as most of ASR's and the Talker's have, which then need no second part.
-DECODE_KEYS, DECODE_WARPS, DECODE_STAGES = 128, 8, 2
+# Of a row of decoding, and how many such blocks a program takes at least: joining parts takes longer than reading two.
+DECODE_KEYS, DECODE_BLOCKS, DECODE_WARPS, DECODE_STAGES = 128, 2, 4, 2
 # Queries of a prefill chunk that one program takes: rows, times the heads that share a key head.
 CHUNK_QUERIES = 128
 
@@ -42,7 +42,15 @@ CHUNK_PROGRAMS, MOST_CHUNK_SPLITS, LONG_CONTEXT = 132, 16, 8_192
 LOG2_E = 1.4426950408889634  # exp(x) = exp2(x log2 e), and exp2 is what the hardware has
 
 
-@triton.jit
+# What differs from step to step, and whether it happens to be a multiple of 16: each would be a kernel of its own otherwise, compiled
+# while requests wait.
+varying = triton.jit(
+    do_not_specialize=["table_width"],
+    do_not_specialize_on_alignment=["slots_ptr", "table", "lengths", "begins", "counts", "starts"],
+)
+
+
+@varying
 def _store_kernel(k_ptr, v_ptr, slots_ptr, keys, values, k_width, v_width, size, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + row)
@@ -93,12 +101,12 @@ def _attend_block(
     return _attend(q, k, v, m, total, acc, mask, scale, ALL)
 
 
-@triton.jit
+@varying
 def _decode_kernel(
     q_ptr, k_ptr, v_ptr, q_width, k_width, v_width, q_weight, k_weight, cos_ptr, sin_ptr, turn_width, eps,
     slots_ptr, keys, values, table, table_width, lengths, acc_ptr, m_ptr, total_ptr, arrived_ptr, out_ptr, scale, kv_heads,
     RAW: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr, EARLY: tl.constexpr,
+    LEAST: tl.constexpr, SPLITS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program (row, key head, split): GROUP query heads of one row against a part of what came before it.
 
@@ -111,12 +119,12 @@ def _decode_kernel(
     dims, group = tl.arange(0, D), tl.arange(0, ROWS)
     heads = kv_heads * GROUP
     before = tl.load(lengths + row) - 1
-    part = tl.cdiv(tl.cdiv(before, BLOCK), SPLITS) * BLOCK
+    part = tl.maximum(tl.cdiv(tl.cdiv(before, BLOCK), SPLITS), LEAST) * BLOCK
     start = split * part
     stop = tl.minimum(start + part, before)
     if (split > 0) & (start >= before):
         return
-    used = tl.maximum(tl.cdiv(before, tl.maximum(part, 1)), 1)  # splits that have something to do
+    used = tl.maximum(tl.cdiv(before, part), 1)  # splits that have something to do
     offsets = start + tl.arange(0, BLOCK)
     inside = offsets < stop
     pages = tl.load(table + row * table_width + offsets // PAGE, mask=inside, other=0).to(tl.int64)
@@ -257,7 +265,7 @@ def decode(
         given.q_weight, given.k_weight, given.cos, given.sin, given.cos.stride(0), given.eps,
         slots, keys, values, table, table.stride(0), lengths, acc, m, total, arrived, out, dim**-0.5 * LOG2_E, kv_heads,
         RAW=turn is not None, GROUP=group, ROWS=max(16, triton.next_power_of_2(group)), D=dim, PAGE=page_size,
-        BLOCK=DECODE_KEYS, SPLITS=splits, EARLY=early, num_warps=DECODE_WARPS, num_stages=DECODE_STAGES, **options,
+        BLOCK=DECODE_KEYS, LEAST=DECODE_BLOCKS, SPLITS=splits, EARLY=early, num_warps=DECODE_WARPS, num_stages=DECODE_STAGES, **options,
     )  # fmt: skip
     return out
 
@@ -285,7 +293,7 @@ def _attend_keys(
     return m, total, acc
 
 
-@triton.jit
+@varying
 def _prefill_kernel(
     q_ptr, keys, values, out_ptr, acc_ptr, m_ptr, total_ptr, table, table_width, begins, counts, starts, scale, heads,
     kv_heads,

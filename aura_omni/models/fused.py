@@ -185,7 +185,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "patches"])
 def _turn_patches_kernel(
     qkv_ptr, cos_ptr, sin_ptr, out_ptr, rows, patches, heads, D: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr
 ):
