@@ -167,8 +167,9 @@ def test_sound_from_graphs_equals_sound_as_written(dtype, limit):
         for first, stop in ((0, 1), (1, 3), (3, 7), (7, 15), (15, 32), (32, 33)):
             for stream, frames in zip(streams, codes, strict=True):
                 runner.push(stream, frames[first:stop])
-            for _ in range(3):
-                runner.step()
+            # All that can be: frames are cut alike with graphs and without, so that rounding is, too.
+            while runner.step() or runner.flying:
+                pass
         for stream in streams:
             runner.close(stream)
         while len(ends) < len(codes):
