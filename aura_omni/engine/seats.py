@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aura_omni.engine.lane import sent
+from aura_omni.engine.lane import sent, sent_together
 from aura_omni.engine.sampler import MASK, Draw, Filters, fused
 from aura_omni.flow import Sampling
 
@@ -79,11 +79,14 @@ class Seats:
 
         All in a few operations: on CUDA launching them takes longer than computing them, and a step waits meanwhile.
         """
-        seats = sent([taker.seat for taker in takers], self._device)
-        self._floats.index_copy_(0, seats, sent(np.array([taker.floats for taker in takers], np.float32), self._device))
-        self._integers.index_copy_(
-            0, seats, sent(np.array([taker.integers for taker in takers], np.int64), self._device)
-        )
+        numbers: list[np.ndarray] = [
+            np.array([taker.seat for taker in takers], np.int64),
+            np.array([taker.floats for taker in takers], np.float32),
+            np.array([taker.integers for taker in takers], np.int64),
+        ]
+        seats, floats, integers = sent_together(numbers, self._device)
+        self._floats.index_copy_(0, seats, floats)
+        self._integers.index_copy_(0, seats, integers)
         for table in (self._bias, self._stops, self._prompt, self._counts):
             table.index_fill_(0, seats, 0)
         for taker in takers:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,8 @@ from aura_omni.models.fields import whole
 from aura_omni.models.layers import KeyValues
 from aura_omni.models.qwen3 import Decoder, DecoderConfig
 from aura_omni.models.weights import Layout, Prepared, StackedLinear
+
+Count = TypeVar("Count", int, Tensor)
 
 SAMPLE_RATE = 16_000  # Hz, what the encoder hears
 HOP_SAMPLES = 160  # one mel frame, 10 ms
@@ -78,10 +80,9 @@ class EncoderConfig:
         """Rows that a clip of `samples` at 16 kHz becomes: 13 per second, and the started eighths of the rest."""
         return self.tokens_of(samples // HOP_SAMPLES)
 
-    def tokens_of(self, frames: int) -> int:
-        """The same for so many mel frames."""
-        chunks, rest = divmod(frames, self.chunk_frames)
-        return self.chunk_tokens * chunks + _thrice_halved(rest)
+    def tokens_of(self, frames: Count) -> Count:
+        """The same for so many mel frames, of a clip or of each."""
+        return self.chunk_tokens * (frames // self.chunk_frames) + _thrice_halved(frames % self.chunk_frames)
 
     @classmethod
     def from_json(cls, audio: Mapping[str, Any]) -> EncoderConfig:
@@ -242,6 +243,17 @@ class AudioEncoder(Prepared):
         rows = self._chunks(images.flatten(0, 1)).flatten(0, 1)
         return self._transformed(rows, windows).unflatten(0, inside.shape)
 
+    def heard(self, waves: Tensor, lengths: Tensor) -> Tensor:
+        """Clips of one window, from their samples on: waves and lengths as `log_mels` has them, each a chunk or more, L a window and a hop.
+
+        Returns [N, window_tokens, output], of no meaning behind the rows of each. Tensors only, as `windows`.
+        """
+        config = self.config
+        mels = self.log_mels(waves, lengths)[..., : config.window_frames]
+        images = mels.unflatten(2, (-1, config.chunk_frames)).transpose(1, 2)
+        tokens = config.tokens_of(lengths // HOP_SAMPLES)
+        return self.windows(images, torch.arange(config.window_tokens, device=waves.device) < tokens[:, None])
+
     def _transformed(self, x: Tensor, windows: Windows) -> Tensor:
         for layer in self.layers:
             x = layer(x, windows)
@@ -368,7 +380,7 @@ def sinusoids(length: int, channels: int) -> Tensor:
     return torch.cat((angles.sin(), angles.cos()), dim=1)
 
 
-def _thrice_halved(n: int) -> int:
+def _thrice_halved(n: Count) -> Count:
     """What three convolutions of stride 2 leave of n, rounded up each time."""
     return (n + 7) // 8
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aura_omni.engine.lane import sent
+from aura_omni.engine.lane import sent, sent_together
 from aura_omni.engine.loader import Checkpoint
 from aura_omni.engine.sampler import Draw
 from aura_omni.engine.sequence import Batch, FinishReason, MediaSpan, Sequence
@@ -192,7 +192,6 @@ class AsrStage(StageModel):
 
     def rows(self, batch: Batch) -> Rows:
         self._encode(batch)
-        x = self.network.embed(sent(batch.tokens(), self.device))
         positions: list[int] = []
         sound: list[Tensor] = []
         places: list[int] = []  # of its rows in x
@@ -205,9 +204,12 @@ class AsrStage(StageModel):
             if start + count >= span.start + span.length:
                 heard.features = None
             positions += range(start, start + count)
+        numbers = (np.array(found, np.int64) for found in (batch.tokens(), positions, places))
+        tokens, where, heard_at = sent_together(list(numbers), self.device)
+        x = self.network.embed(tokens)
         if sound:
-            x.index_copy_(0, sent(places, self.device), torch.cat(sound))
-        return Rows(x, sent(positions, self.device))
+            x.index_copy_(0, heard_at, torch.cat(sound))
+        return Rows(x, where)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.network.logits(hidden)

@@ -98,7 +98,8 @@ def _groups_of(framing: Framing) -> tuple[int, ...]:
 
 
 class HearingGraphs:
-    """`Qwen3Asr.encode`. Clips of less than a chunk, which are not filled up, are computed as written."""
+    """`Qwen3Asr.encode`. Clips of one window, up to 8 s, are heard from their samples on in one graph; the windows of longer ones
+    go through another; clips of less than a chunk, which are not filled up, are computed as written."""
 
     @staticmethod
     def bytes(config: EncoderConfig, dtype: torch.dtype) -> int:
@@ -109,55 +110,61 @@ class HearingGraphs:
     def __init__(self, network: Qwen3Asr) -> None:
         self._encoder = encoder = network.audio_tower
         config = encoder.config
-        weight = encoder.conv_out.weight
+        weight, pool = encoder.conv_out.weight, GraphPool()
         chunks = config.window_frames // config.chunk_frames
         images = torch.zeros(1, chunks, config.mel_bins, config.chunk_frames, device=weight.device)
         inside = torch.ones(1, config.window_tokens, dtype=torch.bool, device=weight.device)
-        self._graph = Graphed(encoder.windows, rows=(images, inside), sizes=WINDOWS, pool=GraphPool())
+        self._graph = Graphed(encoder.windows, rows=(images, inside), sizes=WINDOWS, pool=pool)
+        wave = torch.zeros(1, HOP_SAMPLES * (config.window_frames + 1), device=weight.device)
+        length = torch.full((1, 1), wave.shape[1], device=weight.device)
+        self._short = Graphed(
+            lambda waves, lengths: encoder.heard(waves, lengths[:, 0]), rows=(wave, length), sizes=WINDOWS, pool=pool
+        )
 
     def prepare(self) -> None:
         self._graph.prepare()
+        self._short.prepare()
 
     def encode(self, clips: Sequence[np.ndarray]) -> list[Tensor]:
-        """clips: float32 [n_i] at 16 kHz on the host, n_i >= 400.
-
-        Mels are made of all clips of as many windows at once, and the windows of all clips go through the graphs together.
-        """
+        """clips: float32 [n_i] at 16 kHz on the host, n_i >= 400. Those of as many windows are encoded together."""
         config = self._encoder.config
-        frames = [len(clip) // HOP_SAMPLES for clip in clips]
-        tokens = [config.tokens_of(count) for count in frames]
-        counts = [-(-count // config.window_frames) if count >= config.chunk_frames else 0 for count in frames]
+        alike: dict[int, list[int]] = {}
+        for number, clip in enumerate(clips):
+            frames = len(clip) // HOP_SAMPLES
+            windows = -(-frames // config.window_frames) if frames >= config.chunk_frames else 0
+            alike.setdefault(windows, []).append(number)
         rows: dict[int, Tensor] = {}
-        images: list[Tensor] = []
-        order: list[int] = []  # of the clips in images
-        for windows in sorted(set(counts)):
-            alike = [clip for clip, count in enumerate(counts) if count == windows]
-            mels = self._mels([clips[clip] for clip in alike])
-            if windows:
-                order += alike
-                filled = F.pad(mels, (0, windows * config.window_frames - mels.shape[2]))
-                chunks = filled.unflatten(2, (windows, -1, config.chunk_frames))
-                images.append(chunks.permute(0, 2, 3, 1, 4).flatten(0, 1))
-            else:
-                short = [mel[:, : frames[clip]] for clip, mel in zip(alike, mels, strict=True)]
-                rows.update(zip(alike, self._encoder(short), strict=True))
-        if images:
-            places = [np.arange(counts[clip] * config.window_tokens) < tokens[clip] for clip in order]
-            inside = sent(np.concatenate(places).reshape(-1, config.window_tokens), images[0].device)
-            heard = self._windows(_joined(images), inside).flatten(0, 1).split([len(place) for place in places])
-            rows.update((clip, own[: tokens[clip]]) for clip, own in zip(order, heard, strict=True))
-        return [rows[clip] for clip in range(len(clips))]
+        for windows, numbers in alike.items():
+            rows.update(zip(numbers, self._encoded([clips[number] for number in numbers], windows), strict=True))
+        return [rows[number] for number in range(len(clips))]
 
-    def _mels(self, clips: Sequence[np.ndarray]) -> Tensor:
-        waves, lengths = sent_padded(clips, self._encoder.conv_out.weight.device), [len(clip) for clip in clips]
-        return self._encoder.log_mels(waves, None if len(set(lengths)) == 1 else sent(lengths, waves.device))
-
-    def _windows(self, images: Tensor, inside: Tensor) -> Tensor:
-        """`AudioEncoder.windows`. A copy, because features wait for their rows and the next call overwrites the original."""
-        parts = zip(images.split(WINDOWS[-1]), inside.split(WINDOWS[-1]), strict=True)
-        return _joined([self._graph(*part)[: len(part[0])].clone() for part in parts])
+    def _encoded(self, clips: Sequence[np.ndarray], windows: int) -> list[Tensor]:
+        """Of clips of so many windows; 0: of less than a chunk."""
+        config, device = self._encoder.config, self._encoder.conv_out.weight.device
+        samples = np.array([len(clip) for clip in clips])
+        frames = (samples // HOP_SAMPLES).tolist()
+        tokens = [config.tokens_of(count) for count in frames]
+        waves, lengths = sent_padded(clips, device), sent(samples, device)
+        if windows == 1:
+            out = _in_calls(self._short, waves, lengths[:, None])
+        else:
+            mels = self._encoder.log_mels(waves, lengths)
+            if not windows:
+                rows: list[Tensor] = self._encoder([mel[:, :count] for mel, count in zip(mels, frames, strict=True)])
+                return rows
+            filled = F.pad(mels, (0, windows * config.window_frames - mels.shape[2]))
+            images = filled.unflatten(2, (windows, -1, config.chunk_frames)).permute(0, 2, 3, 1, 4).flatten(0, 1)
+            inside = np.arange(windows * config.window_tokens) < np.array(tokens)[:, None]
+            out = _in_calls(self._graph, images, sent(inside.reshape(-1, config.window_tokens), device))
+            out = out.unflatten(0, (len(clips), windows)).flatten(1, 2)
+        return [own[:count] for own, count in zip(out, tokens, strict=True)]
 
 
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """One part needs no copy."""
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+def _in_calls(graph: Graphed, *tensors: Tensor) -> Tensor:
+    """A batch of any size, in calls of as many windows as there are graphs for.
+
+    A copy, because features wait for their rows and the next call overwrites the original.
+    """
+    parts = zip(*(tensor.split(WINDOWS[-1]) for tensor in tensors), strict=True)
+    done = [graph(*part)[: len(part[0])].clone() for part in parts]
+    return done[0] if len(done) == 1 else torch.cat(done)
