@@ -13,6 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -22,7 +24,7 @@ from torch import Tensor, nn
 from aura_omni.models.codec_layers import CausalConv, CausalDepthwise, CausalUpsample, LayerScale, SnakeBeta
 from aura_omni.models.codec_state import CodecState, StatePlan, StepMemory
 from aura_omni.models.fields import positive, rope_theta, whole, wholes
-from aura_omni.models.layers import RMSNorm, Rope, SwiGLU, rotate
+from aura_omni.models.layers import RMSNorm, Rope, SwiGLU, fusible, rotate
 from aura_omni.models.weights import Layout, Prepared, StackedLinear
 
 DECODER_LAYOUT = Layout(
@@ -104,6 +106,14 @@ class _Reach:
     cos: Tensor
     sin: Tensor
     mask: Tensor
+
+
+@cache
+def codec_fused() -> ModuleType:
+    """`models.codec_fused`, imported on first use: Triton only exists where CUDA does."""
+    from aura_omni.models import codec_fused as fused
+
+    return fused
 
 
 # ---------------------------------------------------------------- layers
@@ -192,7 +202,10 @@ class _Attention(nn.Module):
         return x.unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)
 
 
-class _TransformerLayer(nn.Module):
+class _TransformerLayer(Prepared):
+    scaled_o: Tensor
+    scaled_down: Tensor
+
     def __init__(self, plan: StatePlan, config: CodecConfig) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden, config.rms_eps)
@@ -201,6 +214,14 @@ class _TransformerLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden, config.rms_eps)
         self.mlp = SwiGLU(config.hidden, config.intermediate)
         self.mlp_layer_scale = LayerScale(config.hidden)
+
+    def prepare(self) -> None:
+        """The last matrices of both halves with the scales in them: for `codec_fused`, which adds their products to x at once."""
+        for name, linear, scale in (
+            ("scaled_o", self.self_attn.o_proj, self.self_attn_layer_scale),
+            ("scaled_down", self.mlp.down_proj, self.mlp_layer_scale),
+        ):
+            self.register_buffer(name, scale.scale.detach()[:, None] * linear.weight.detach(), persistent=False)
 
     def forward(self, x: Tensor, memory: StepMemory, reach: _Reach) -> Tensor:
         x = x + self.self_attn_layer_scale(self.self_attn(self.input_layernorm(x), memory, reach))
@@ -300,8 +321,10 @@ class CodecDecoder(nn.Module):
         plan = StatePlan()
         latent, width = config.latent, config.width
         self.quantizer = Quantizer(config)
+        transformer = _Transformer(plan, config)
+        self.first_tail = plan.size  # in the state: behind keys and values are the inputs of convolutions
         self.pre_conv = CausalConv(plan, config.codebook_dim, latent, 3)
-        self.pre_transformer = _Transformer(plan, config)
+        self.pre_transformer = transformer
         self.upsample = nn.ModuleList(_LatentBlock(plan, latent, rate) for rate in config.latent_rates)
         blocks = [_WaveBlock(plan, width >> n, rate) for n, rate in enumerate(config.wave_rates)]
         last = width >> len(blocks)
@@ -327,8 +350,13 @@ class CodecDecoder(nn.Module):
         slots  int64 [B], each at most once: where in `state` the streams are, of any age
         returns float32 [B, T * 1920] mono in [-1, 1] at 24 kHz: a delta, of exactly these frames
         """
+        if fusible(self.quantizer.table):
+            fused = codec_fused().FusedStep(self, state, slots)
+            samples = fused.samples(fused.latents(codes))
+            fused.end(codes.shape[1])
+            return samples
         memory = StepMemory(state, slots)
-        return self._samples(self._latents(codes, state, slots, memory), memory)
+        return self._samples(self._latents(codes, memory), memory)
 
     @torch.inference_mode()
     def prime(self, codes: Tensor, state: CodecState, slots: Tensor) -> None:
@@ -336,8 +364,13 @@ class CodecDecoder(nn.Module):
 
         Only the last frames go through the waveform half, which remembers no more than those.
         """
+        if fusible(self.quantizer.table):
+            fused = codec_fused().FusedStep(self, state, slots)
+            fused.samples(fused.latents(codes)[:, -self.memory_frames :].contiguous())
+            fused.end(codes.shape[1])
+            return
         memory = StepMemory(state, slots)
-        latents = self._latents(codes, state, slots, memory)
+        latents = self._latents(codes, memory)
         self._samples(latents[:, -self.memory_frames :], memory)
 
     def whole(self, codes: Tensor) -> Tensor:
@@ -357,7 +390,8 @@ class CodecDecoder(nn.Module):
             back = math.ceil((back + kernel) / rate)
         return back
 
-    def _latents(self, codes: Tensor, state: CodecState, slots: Tensor, memory: StepMemory) -> Tensor:
+    def _latents(self, codes: Tensor, memory: StepMemory) -> Tensor:
+        state, slots = memory.state, memory.slots
         first = state.frames.index_select(0, slots)
         state.frames.index_copy_(0, slots, first + codes.shape[1])
         return self.pre_transformer(self.pre_conv(self.quantizer(codes), memory), memory, first)
