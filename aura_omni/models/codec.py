@@ -13,6 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -22,7 +24,7 @@ from torch import Tensor, nn
 from aura_omni.models.codec_layers import CausalConv, CausalDepthwise, CausalUpsample, LayerScale, SnakeBeta
 from aura_omni.models.codec_state import CodecState, StatePlan, StepMemory
 from aura_omni.models.fields import positive, rope_theta, whole, wholes
-from aura_omni.models.layers import RMSNorm, Rope, SwiGLU, rotate
+from aura_omni.models.layers import RMSNorm, Rope, SwiGLU, fusible, rotate
 from aura_omni.models.weights import Layout, Prepared, StackedLinear
 
 DECODER_LAYOUT = Layout(
@@ -106,6 +108,22 @@ class _Reach:
     mask: Tensor
 
 
+@cache
+def codec_kernels() -> ModuleType:
+    """`models.codec_kernels`, imported on first use: Triton only exists where CUDA does."""
+    from aura_omni.models import codec_kernels as kernels
+
+    return kernels
+
+
+@cache
+def codec_fused() -> ModuleType:
+    """`models.codec_fused`, likewise."""
+    from aura_omni.models import codec_fused as fused
+
+    return fused
+
+
 # ---------------------------------------------------------------- layers
 
 
@@ -173,9 +191,13 @@ class _Attention(nn.Module):
         self.keys = plan.reserve(config.window - 1, width)
         self.values = plan.reserve(config.window - 1, width)
 
-    def forward(self, x: Tensor, memory: StepMemory, reach: _Reach) -> Tensor:
+    def forward(self, x: Tensor, memory: StepMemory, reach: _Reach | Tensor) -> Tensor:
         batch, count, _ = x.shape
-        q, k, v = self.qkv_proj.split(self.qkv_proj(x))
+        qkv = self.qkv_proj(x)
+        if isinstance(reach, Tensor):
+            keys, values = self.keys, self.values
+            return self.o_proj(codec_kernels().attend(qkv, reach, heads=self.heads, keys=keys, values=values, memory=memory))
+        q, k, v = self.qkv_proj.split(qkv)
         by_row = (batch * count, self.heads, self.head_dim)
         q = rotate(q.reshape(by_row), reach.cos, reach.sin)
         k = rotate(k.reshape(by_row), reach.cos, reach.sin)
@@ -202,9 +224,13 @@ class _TransformerLayer(nn.Module):
         self.mlp = SwiGLU(config.hidden, config.intermediate)
         self.mlp_layer_scale = LayerScale(config.hidden)
 
-    def forward(self, x: Tensor, memory: StepMemory, reach: _Reach) -> Tensor:
-        x = x + self.self_attn_layer_scale(self.self_attn(self.input_layernorm(x), memory, reach))
-        return x + self.mlp_layer_scale(self.mlp(self.post_attention_layernorm(x)))
+    def forward(
+        self, x: Tensor, normed: Tensor, memory: StepMemory, reach: _Reach | Tensor, following: RMSNorm
+    ) -> tuple[Tensor, Tensor]:
+        """x and x normed by `input_layernorm` -> the layer's output, and that normed by the `following` layer's."""
+        attended = self.self_attn(normed, memory, reach)
+        x, normed = self.post_attention_layernorm.of_sum(x, attended, self.self_attn_layer_scale.scale)
+        return following.of_sum(x, self.mlp(normed), self.mlp_layer_scale.scale)
 
 
 class _Transformer(nn.Module):
@@ -217,13 +243,15 @@ class _Transformer(nn.Module):
         self.norm = RMSNorm(config.hidden, config.rms_eps)
         self.output_proj = nn.Linear(config.hidden, config.latent)
 
-    def forward(self, x: Tensor, memory: StepMemory, first: Tensor) -> Tensor:
-        """x [B, T, latent]; first int64 [B]: the position of each stream's first row."""
+    def forward(self, x: Tensor, memory: StepMemory, first: Tensor | None) -> Tensor:
+        """x [B, T, latent]; first int64 [B]: the position of each stream's first row; None: kernels find it in the state."""
         x = self.input_proj(x)
-        reach = self._reach(x, first)
-        for layer in self.layers:
-            x = layer(x, memory, reach)
-        return self.output_proj(self.norm(x))
+        reach = self.rope.on(x.device)[0] if first is None else self._reach(x, first)
+        norms = [layer.input_layernorm for layer in self.layers] + [self.norm]
+        normed = norms[0](x)
+        for layer, following in zip(self.layers, norms[1:], strict=True):
+            x, normed = layer(x, normed, memory, reach, following)
+        return self.output_proj(normed)
 
     def _reach(self, x: Tensor, first: Tensor) -> _Reach:
         count, past = x.shape[1], self.window - 1
@@ -300,8 +328,10 @@ class CodecDecoder(nn.Module):
         plan = StatePlan()
         latent, width = config.latent, config.width
         self.quantizer = Quantizer(config)
+        transformer = _Transformer(plan, config)
+        self.first_tail = plan.size  # where in the state inputs of convolutions begin; keys and values are in front of them
         self.pre_conv = CausalConv(plan, config.codebook_dim, latent, 3)
-        self.pre_transformer = _Transformer(plan, config)
+        self.pre_transformer = transformer
         self.upsample = nn.ModuleList(_LatentBlock(plan, latent, rate) for rate in config.latent_rates)
         blocks = [_WaveBlock(plan, width >> n, rate) for n, rate in enumerate(config.wave_rates)]
         last = width >> len(blocks)
@@ -327,8 +357,13 @@ class CodecDecoder(nn.Module):
         slots  int64 [B], each at most once: where in `state` the streams are, of any age
         returns float32 [B, T * 1920] mono in [-1, 1] at 24 kHz: a delta, of exactly these frames
         """
+        if fusible(self.quantizer.table):
+            fused = codec_fused().FusedStep(self, state, slots)
+            samples = fused.samples(fused.latents(codes))
+            fused.end(codes.shape[1])
+            return samples
         memory = StepMemory(state, slots)
-        return self._samples(self._latents(codes, state, slots, memory), memory)
+        return self._samples(self._latents(codes, memory), memory)
 
     @torch.inference_mode()
     def prime(self, codes: Tensor, state: CodecState, slots: Tensor) -> None:
@@ -336,8 +371,13 @@ class CodecDecoder(nn.Module):
 
         Only the last frames go through the waveform half, which remembers no more than those.
         """
+        if fusible(self.quantizer.table):
+            fused = codec_fused().FusedStep(self, state, slots)
+            fused.samples(fused.latents(codes)[:, -self.memory_frames :].contiguous())
+            fused.end(codes.shape[1])
+            return
         memory = StepMemory(state, slots)
-        latents = self._latents(codes, state, slots, memory)
+        latents = self._latents(codes, memory)
         self._samples(latents[:, -self.memory_frames :], memory)
 
     def whole(self, codes: Tensor) -> Tensor:
@@ -357,7 +397,8 @@ class CodecDecoder(nn.Module):
             back = math.ceil((back + kernel) / rate)
         return back
 
-    def _latents(self, codes: Tensor, state: CodecState, slots: Tensor, memory: StepMemory) -> Tensor:
+    def _latents(self, codes: Tensor, memory: StepMemory) -> Tensor:
+        state, slots = memory.state, memory.slots
         first = state.frames.index_select(0, slots)
         state.frames.index_copy_(0, slots, first + codes.shape[1])
         return self.pre_transformer(self.pre_conv(self.quantizer(codes), memory), memory, first)

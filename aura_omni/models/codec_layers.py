@@ -5,12 +5,33 @@ Time-major activations: they are what a channels-last convolution reads, and wha
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aura_omni.models.codec_state import StatePlan, StepMemory
 from aura_omni.models.weights import Prepared
+
+
+@dataclass(frozen=True, slots=True)
+class Taps:
+    """A layer as products of what it sees, which `codec_kernels` computes: output n of a row is bias[n] plus, for each of `count` taps j
+    (the last is the present), the dot product of `width` inputs and as many weights from weight[j * tap_step + n * row_step] on."""
+
+    weight: Tensor
+    bias: Tensor
+    width: int
+    outputs: int
+    count: int = 1
+    dilation: int = 1  # rows from one tap to the next
+    tap_step: int = 0
+    row_step: int = 0
+
+    @classmethod
+    def of_linear(cls, linear: nn.Linear) -> Taps:
+        return cls(linear.weight, linear.bias, linear.in_features, linear.out_features, row_step=linear.in_features)
 
 
 class CausalConv(Prepared):
@@ -25,6 +46,13 @@ class CausalConv(Prepared):
         # Same shape, memory ordered [out, kernel, in], as channels-last kernels read it.
         weight = self.conv.weight.detach().transpose(1, 2).contiguous().transpose(1, 2)
         self.conv.weight = nn.Parameter(weight, requires_grad=False)
+
+    @property
+    def taps(self) -> Taps:
+        conv, (kernel,), (dilation,) = self.conv, self.conv.kernel_size, self.conv.dilation
+        assert conv.bias is not None
+        inputs, outputs = conv.in_channels, conv.out_channels
+        return Taps(conv.weight, conv.bias, inputs, outputs, kernel, dilation, tap_step=inputs, row_step=kernel * inputs)
 
     def forward(self, x: Tensor, memory: StepMemory) -> Tensor:
         conv = self.conv
@@ -92,9 +120,22 @@ class CausalUpsample(Prepared):
         assert self.conv.bias is not None
         self.register_buffer("bias", self.conv.bias.detach().repeat(self.rate), persistent=False)
 
+    @property
+    def matrices(self) -> Tensor:
+        """[reach, rate * out, in], that of the present first."""
+        return self.conv.weight.permute(2, 1, 0).view(self.reach, self.rate * self.outputs, -1)
+
+    @property
+    def taps(self) -> Taps:
+        matrices = self.matrices
+        _, outputs, inputs = matrices.shape
+        return Taps(
+            matrices[-1], self.bias, inputs, outputs, self.reach, tap_step=-matrices.stride(0), row_step=inputs
+        )
+
     def forward(self, x: Tensor, memory: StepMemory) -> Tensor:
-        batch, count, inputs = x.shape
-        matrices = self.conv.weight.permute(2, 1, 0).view(self.reach, self.rate * self.outputs, inputs)
+        batch, count, _ = x.shape
+        matrices = self.matrices
         seen = memory.extend(self.tail, x)
         out = F.linear(x, matrices[0], self.bias)
         for back in range(1, self.reach):

@@ -21,8 +21,12 @@ class Tail:
     start: int
 
     @property
+    def size(self) -> int:
+        return self.rows * self.channels
+
+    @property
     def stop(self) -> int:
-        return self.start + self.rows * self.channels
+        return self.start + self.size
 
 
 class StatePlan:
@@ -71,12 +75,26 @@ class CodecState:
         self.frames[slot].copy_(snapshot.frames)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Kept:
+    """What the streams of a step will remember, as the kernels set it aside: rows [B, E], elements from `first` on of those of the state."""
+
+    rows: Tensor
+    first: int
+
+
 class StepMemory:
     """The memory of the streams of one step, in the order of `slots`; no slot may occur twice."""
 
     def __init__(self, state: CodecState, slots: Tensor) -> None:
-        self._rows, self._slots = state.rows, slots
-        self._old = state.rows.index_select(0, slots)
+        self.state, self.slots = state, slots
+        self._gathered: Tensor | None = None
+
+    @property
+    def _old(self) -> Tensor:
+        if self._gathered is None:
+            self._gathered = self.state.rows.index_select(0, self.slots)
+        return self._gathered
 
     def extend(self, tail: Tail, x: Tensor) -> Tensor:
         """x [B, T, C] -> [B, rows + T, C], led by the inputs of earlier steps. Remembers the last rows for the next."""
@@ -84,5 +102,10 @@ class StepMemory:
             return x
         shape = (-1, tail.rows, tail.channels)
         joined = torch.cat((self._old[:, tail.start : tail.stop].view(shape), x), dim=1)
-        self._rows[:, tail.start : tail.stop].view(shape).index_copy_(0, self._slots, joined[:, -tail.rows :])
+        rows = self.state.rows[:, tail.start : tail.stop].view(shape)
+        rows.index_copy_(0, self.slots, joined[:, -tail.rows :])
         return joined
+
+    def kept(self, first: int) -> Kept:
+        rows = self.state.rows
+        return Kept(rows.new_empty(len(self.slots), rows.shape[1] - first), first)

@@ -77,13 +77,13 @@ class RMSNorm(nn.Module):
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
 
-    def of_sum(self, x: Tensor, more: Tensor | None) -> tuple[Tensor, Tensor]:
-        """x + more (None: just x), and that normed."""
+    def of_sum(self, x: Tensor, more: Tensor | None, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """x + scale * more (no scale: 1; no more: just x), and that normed. scale [D]"""
         if more is None:
             return x, self(x)
         if fusible(x):
-            return fused().add_rms_norm(x, more, self.weight, self.eps)
-        x = x + more
+            return fused().add_rms_norm(x, more, self.weight, self.eps, scale=scale)
+        x = x + (more if scale is None else scale * more)
         return x, self(x)
 
 
@@ -114,11 +114,15 @@ class Rope:
         self._axis = torch.tensor(axis, device="cpu")
         self._on: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
+    def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """rates float32 [D / 2], by which a pair turns at each position; the axis of each pair, int64 [D / 2]."""
+        if device not in self._on:
+            self._on[device] = (self._rates.to(device), self._axis.to(device))
+        return self._on[device]
+
     def tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """positions int [N] or [3, N] -> (cos, sin), each [N, D] in dtype; angles are computed in float32."""
-        if positions.device not in self._on:
-            self._on[positions.device] = (self._rates.to(positions.device), self._axis.to(positions.device))
-        rates, axis = self._on[positions.device]
+        rates, axis = self.on(positions.device)
         if positions.dim() == 1:
             angles = positions.float()[:, None] * rates
         else:

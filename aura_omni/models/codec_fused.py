@@ -1,0 +1,88 @@
+"""A step of Code2Wav in the kernels of `codec_kernels`: the same network as `codec` writes down, each convolution one launch.
+
+What comes between two convolutions, activation and memory, is done by the first for the second; so every call here names what follows it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from aura_omni.models import codec_kernels as kernels
+from aura_omni.models.codec_kernels import Led
+from aura_omni.models.codec_layers import SnakeBeta, Taps
+from aura_omni.models.codec_state import CodecState, Kept, StepMemory, Tail
+
+if TYPE_CHECKING:
+    from aura_omni.models.codec import CodecDecoder
+
+
+@dataclass(frozen=True, slots=True)
+class _Next:
+    """Of the layer that reads a convolution's outputs: what it remembers, and the activation in front of it."""
+
+    tail: Tail | None = None
+    snake: SnakeBeta | None = None
+
+
+class FusedStep:
+    """Of the streams in `slots` of `state`, as `CodecDecoder.step`."""
+
+    def __init__(self, decoder: CodecDecoder, state: CodecState, slots: Tensor) -> None:
+        self._decoder, self._memory = decoder, StepMemory(state, slots)
+        self._kept = self._memory.kept(decoder.first_tail)
+
+    def latents(self, codes: Tensor) -> Tensor:
+        """codes int64 [B, T, Q], a stream's contiguous -> [B, T, latent]."""
+        decoder, memory = self._decoder, self._memory
+        quantizer, enter = decoder.quantizer, decoder.pre_conv
+        led = kernels.quantize(
+            codes, quantizer.table, quantizer.size, tail=enter.tail, memory=memory, kept=self._kept
+        )
+        x = self._conv(led, enter.taps).x
+        few = codes.shape[1] <= kernels.MOST_FRAMES
+        first = None if few else memory.state.frames.index_select(0, memory.slots)
+        return decoder.pre_transformer(x, memory, first)
+
+    def samples(self, latents: Tensor) -> Tensor:
+        """latents [B, T, latent] -> float32 [B, T * 1920]."""
+        decoder = self._decoder
+        enter, *blocks, activate, leave = decoder.decoder
+        x, upsamplings = Led(latents, 0), list(decoder.upsample)
+        for number, (upsample, refine) in enumerate(upsamplings, 1):
+            x = self._refined(x, upsample, refine, _Next(enter.tail if number == len(upsamplings) else None))
+        entries = [_Next(block.block[1].tail, block.block[0]) for block in blocks] + [_Next(leave.tail, activate)]
+        x = self._conv(x, enter.taps, then=entries[0])
+        for block, following in zip(blocks, entries[1:], strict=True):
+            _, upsample, *units = block.block
+            nexts = [_Next(unit.conv1.tail, unit.act1) for unit in units] + [following]
+            more, x = self._both(x, upsample.taps, then=nexts[0], rate=upsample.rate)
+            for unit, then in zip(units, nexts[1:], strict=True):
+                inner = self._conv(x, unit.conv1.taps, then=_Next(None, unit.act2))
+                more, x = self._both(inner, unit.conv2.taps, then=then, more=more)
+        return kernels.last_conv(x, leave.taps)
+
+    def end(self, frames: int) -> None:
+        """The streams have decoded so many frames more."""
+        kernels.remember(self._memory, self._kept, frames)
+
+    def _refined(self, x: Led, upsample: Any, refine: Any, then: _Next) -> Led:
+        more, led = self._both(x, upsample.taps, then=_Next(refine.dwconv.tail), rate=upsample.rate)
+        normed = kernels.depthwise_norm(led, refine.dwconv.conv.weight, refine.dwconv.conv.bias, refine.norm)
+        inner = self._conv(normed, Taps.of_linear(refine.pwconv1), gelu=True)
+        return self._conv(inner, Taps.of_linear(refine.pwconv2), more=more, gamma=refine.gamma, then=then)
+
+    def _conv(self, x: Led, taps: Taps, *, then: _Next = _Next(), **options: Any) -> Led:  # noqa: B008
+        return self._launched(x, taps, then, out=False, **options)[1]
+
+    def _both(self, x: Led, taps: Taps, *, then: _Next, **options: Any) -> tuple[Tensor, Led]:
+        """The outputs themselves, and as inputs of what follows."""
+        out, led = self._launched(x, taps, then, out=True, **options)
+        assert out is not None
+        return out, led
+
+    def _launched(self, x: Led, taps: Taps, then: _Next, **options: Any) -> tuple[Tensor | None, Led]:
+        snake = None if then.snake is None else (then.snake.rate, then.snake.gain)
+        return kernels.conv(x, taps, snake=snake, tail=then.tail, memory=self._memory, kept=self._kept, **options)

@@ -1,0 +1,375 @@
+"""Triton kernels of Code2Wav: convolutions over what a stream remembers and the step's inputs, with all that follows them.
+
+A layer that looks back reads its inputs from one tensor, `Led`: each stream's remembered rows and then its new ones. Whoever computes
+the new ones writes them there, puts the remembered rows in front of them, and sets aside which rows the next step will have to remember;
+`remember` moves those of all layers into the state at the end, when nobody reads it any more. So a convolution is one launch, with no
+copies of windows: products of the rows at each tap, summed in float32, then bias, residual and activation before anything is rounded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from aura_omni.models.codec_layers import Taps
+from aura_omni.models.codec_state import Kept, StepMemory, Tail
+
+MOST_FRAMES = 32  # of an attention step: one program holds all keys of a stream and head
+
+
+@dataclass(frozen=True, slots=True)
+class Led:
+    """Inputs of a layer, x [B, rows + T, C]: the rows that its streams remember and then the new ones."""
+
+    x: Tensor
+    rows: int
+
+    @classmethod
+    def empty(cls, like: Tensor, batch: int, count: int, channels: int, tail: Tail | None) -> Led:
+        rows = 0 if tail is None else tail.rows
+        return cls(like.new_empty(batch, rows + count, channels), rows)
+
+    @property
+    def count(self) -> int:
+        return self.x.shape[1] - self.rows
+
+
+@triton.jit
+def _lead(
+    out_ptr, value, stream, place, inside, size, slots_ptr, state_ptr, state_width, kept_ptr, kept_width, tail, reaches
+):  # fmt: skip
+    """Store new inputs [R, N] of a layer behind the `tail` elements its streams remember; copy those and set aside the next ones.
+
+    stream [R, 1]: of the step; place [R, N]: element of its `size` new ones; state_ptr, kept_ptr: where the layer's part of the first
+    row begins; reaches: whether any place is less than `tail`.
+    """
+    out = out_ptr + stream.to(tl.int64) * (tail + size)
+    kept = kept_ptr + stream.to(tl.int64) * kept_width
+    tl.store(out + tail + place, value, mask=inside)
+    if tail > 0:
+        late = place + tail - size
+        tl.store(kept + late, value, mask=inside & (late >= 0))
+        if reaches:
+            slot = tl.load(slots_ptr + stream)
+            for begin in range(0, tail, size):
+                early = place + begin
+                there = inside & (early < tail)
+                old = tl.load(state_ptr + slot * state_width + early, mask=there, other=0.0)
+                tl.store(out + early, old, mask=there)
+                tl.store(kept + early - size, old, mask=there & (early >= size))
+
+
+# ---------------------------------------------------------------- convolutions
+
+
+@triton.jit(do_not_specialize=["total", "count", "tail", "taps", "dilation"])
+def _conv_kernel(
+    x_ptr, weight_ptr, bias_ptr, gamma_ptr, more_ptr, rate_ptr, gain_ptr, out_ptr, led_ptr,
+    slots_ptr, state_ptr, state_width, kept_ptr, kept_width, tail,
+    total, count, stream_width, width, outputs, channels, tap_step, row_step, taps, dilation,
+    EVEN: tl.constexpr, SCALED: tl.constexpr, ADDED: tl.constexpr,
+    OUT: tl.constexpr, SNAKE: tl.constexpr, GELU: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """Program: COLUMNS outputs of ROWS of the B T rows."""
+    across = tl.cdiv(outputs, COLUMNS)
+    row = tl.program_id(0) // across * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (row < total)[:, None] & (column < outputs)[None, :]
+    # Rows and columns that are not there repeat the last, so that loads need no mask.
+    row, column = tl.minimum(row, total - 1), tl.minimum(column, outputs - 1)
+    stream, time = row // count, row % count
+    depth = tl.arange(0, DEPTH)
+    x_row = x_ptr + (stream.to(tl.int64) * stream_width + time * width)[:, None] + depth[None, :]
+    w_column = weight_ptr + (column.to(tl.int64) * row_step)[None, :] + depth[:, None]
+    blocks = tl.cdiv(width, DEPTH)
+    sums = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    for block in range(taps * blocks):
+        tap, begin = block // blocks, block % blocks * DEPTH
+        if EVEN:
+            x = tl.load(x_row + (tap * dilation * width + begin))
+            w = tl.load(w_column + (tap * tap_step + begin))
+        else:
+            x = tl.load(x_row + (tap * dilation * width + begin), mask=(begin + depth < width)[None, :], other=0.0)
+            w = tl.load(w_column + (tap * tap_step + begin), mask=(begin + depth < width)[:, None], other=0.0)
+        sums = tl.dot(x, w, sums, input_precision="ieee")
+    y = sums + tl.load(bias_ptr + column).to(tl.float32)[None, :]
+    if SCALED:
+        y *= tl.load(gamma_ptr + column).to(tl.float32)[None, :]
+    at = row.to(tl.int64)[:, None] * outputs + column[None, :]
+    if ADDED:
+        y += tl.load(more_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    kind: tl.constexpr = x_ptr.dtype.element_ty
+    if OUT:
+        tl.store(out_ptr + at, y.to(kind), mask=inside)
+    if SNAKE:
+        channel = column % channels
+        wave = tl.sin(y * tl.load(rate_ptr + channel).to(tl.float32)[None, :])
+        y += wave * wave * tl.load(gain_ptr + channel).to(tl.float32)[None, :]
+    if GELU:
+        y = 0.5 * y * (1.0 + tl.erf(y * 0.7071067811865476))
+    place = time[:, None] * outputs + column[None, :]
+    _lead(
+        led_ptr, y.to(kind), stream[:, None], place, inside, count * outputs, slots_ptr, state_ptr, state_width,
+        kept_ptr, kept_width, tail, tl.min(time) * outputs < tail,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+
+
+PROGRAMS = 132  # multiprocessors of an H200: fewer programs leave some idle
+
+
+def tile_of(rows: int, columns: int, width: int, itemsize: int) -> Tile:
+    """What one program computes of a product of so many rows and columns."""
+    depth = 64 if width % 64 == 0 else 32
+    if itemsize > 2:
+        return Tile(32, 32, 32, warps=4, stages=2)
+    for tile in (Tile(128, 128, depth, 8, 3), Tile(64, 128, depth, 4, 4), Tile(64, 64, depth, 4, 4)):
+        if triton.cdiv(rows, tile.rows) * triton.cdiv(columns, tile.columns) >= PROGRAMS:
+            return tile
+    return Tile(32 if rows > 16 else 16, 32, depth, 4, 4)
+
+
+def conv(
+    x: Led,
+    taps: Taps,
+    *,
+    memory: StepMemory,
+    kept: Kept,
+    tail: Tail | None = None,
+    rate: int = 1,
+    more: Tensor | None = None,
+    gamma: Tensor | None = None,
+    snake: tuple[Tensor, Tensor] | None = None,
+    gelu: bool = False,
+    out: bool = False,
+    tile: Tile | None = None,
+) -> tuple[Tensor | None, Led]:
+    """y = more + gamma * (convolution of x + bias), each row of it `rate` rows of outputs / rate channels.
+
+    Returns y, if `out` says that it is wanted, and y with its activation (gelu, or snake: rates and gains of the channels) as inputs
+    of the next layer, whose streams remember `tail`.
+    """
+    batch, count, kind = x.x.shape[0], x.count, x.x
+    total, channels = batch * count, taps.outputs // rate
+    y = kind.new_empty(batch, count * rate, channels) if out else None
+    led = Led.empty(kind, batch, count * rate, channels, tail)
+    tile = tile or tile_of(total, taps.outputs, taps.width, kind.element_size())
+    rates, gains = snake or (kind, kind)
+    grid = (triton.cdiv(total, tile.rows) * triton.cdiv(taps.outputs, tile.columns),)
+    _conv_kernel[grid](
+        kind, taps.weight, taps.bias, kind if gamma is None else gamma, kind if more is None else more, rates, gains,
+        kind if y is None else y, led.x, *_places(tail, memory, kept),
+        total, count, x.x.shape[1] * taps.width, taps.width, taps.outputs, channels, taps.tap_step, taps.row_step,
+        taps.count, taps.dilation,
+        EVEN=taps.width % tile.depth == 0, SCALED=gamma is not None, ADDED=more is not None, OUT=out,
+        SNAKE=snake is not None, GELU=gelu,
+        ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return y, led
+
+
+def _places(tail: Tail | None, memory: StepMemory, kept: Kept) -> tuple[object, ...]:
+    """slots_ptr, state_ptr, state_width, kept_ptr, kept_width, tail of `_lead`."""
+    rows = memory.state.rows
+    start, size = (kept.first, 0) if tail is None else (tail.start, tail.size)
+    return memory.slots, rows[0, start:], rows.stride(0), kept.rows[0, start - kept.first :], kept.rows.stride(0), size
+
+
+@triton.jit(do_not_specialize=["total", "count"])
+def _last_conv_kernel(
+    x_ptr, weight_ptr, bias_ptr, out_ptr, total, count, stream_width, width,
+    TAPS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    there, channel = row < total, tl.arange(0, WIDTH)
+    real = (channel < width)[None, :] & there[:, None]
+    x_row = x_ptr + (row // count).to(tl.int64)[:, None] * stream_width + (row % count)[:, None] * width + channel[None, :]
+    sums = tl.zeros((ROWS, WIDTH), dtype=tl.float32)
+    for tap in tl.static_range(TAPS):
+        w = tl.load(weight_ptr + tap * width + channel, mask=channel < width, other=0.0).to(tl.float32)
+        sums += tl.load(x_row + tap * width, mask=real, other=0.0).to(tl.float32) * w[None, :]
+    y = tl.sum(sums, 1) + tl.load(bias_ptr).to(tl.float32)
+    tl.store(out_ptr + row, tl.minimum(tl.maximum(y, -1.0), 1.0), mask=there)
+
+
+def last_conv(x: Led, taps: Taps) -> Tensor:
+    """The convolution to one channel, undilated: -> float32 [B, T] in [-1, 1]."""
+    batch, total = x.x.shape[0], x.x.shape[0] * x.count
+    out = x.x.new_empty(batch, x.count, dtype=torch.float32)
+    _last_conv_kernel[(triton.cdiv(total, 32),)](
+        x.x, taps.weight, taps.bias, out, total, x.count, x.x.shape[1] * taps.width, taps.width,
+        TAPS=taps.count, ROWS=32, WIDTH=triton.next_power_of_2(taps.width),
+    )  # fmt: skip
+    return out
+
+
+@triton.jit(do_not_specialize=["count"])
+def _depthwise_norm_kernel(
+    x_ptr, taps_ptr, bias_ptr, norm_ptr, shift_ptr, out_ptr, count, stream_width, width, eps,
+    TAPS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    row, channel = tl.program_id(0), tl.arange(0, WIDTH)
+    inside = channel < width
+    x_row = x_ptr + (row // count).to(tl.int64) * stream_width + (row % count) * width + channel
+    y = tl.load(bias_ptr + channel, mask=inside, other=0.0).to(tl.float32)
+    for tap in tl.static_range(TAPS):
+        w = tl.load(taps_ptr + channel * TAPS + tap, mask=inside, other=0.0).to(tl.float32)
+        y += tl.load(x_row + tap * width, mask=inside, other=0.0).to(tl.float32) * w
+    kind: tl.constexpr = x_ptr.dtype.element_ty
+    y = y.to(kind).to(tl.float32)
+    y = tl.where(inside, y - tl.sum(y, 0) / width, 0.0)
+    y *= tl.rsqrt(tl.sum(y * y, 0) / width + eps)
+    norm = tl.load(norm_ptr + channel, mask=inside, other=0.0).to(tl.float32)
+    shift = tl.load(shift_ptr + channel, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row.to(tl.int64) * width + channel, (y * norm + shift).to(kind), mask=inside)
+
+
+def depthwise_norm(x: Led, taps: Tensor, bias: Tensor, norm: torch.nn.LayerNorm) -> Led:
+    """Convolution of each channel with itself, taps [C, 1, kernel], bias [C]; then the norm over channels."""
+    batch, _, width = x.x.shape
+    out = x.x.new_empty(batch, x.count, width)
+    _depthwise_norm_kernel[(batch * x.count,)](
+        x.x, taps, bias, norm.weight, norm.bias, out, x.count, x.x.shape[1] * width, width, norm.eps,
+        TAPS=taps.shape[2], WIDTH=triton.next_power_of_2(width),
+    )  # fmt: skip
+    return Led(out, 0)
+
+
+# ---------------------------------------------------------------- codes, attention, state
+
+
+@triton.jit(do_not_specialize=["count", "tail"])
+def _quantize_kernel(
+    codes_ptr, codes_width, table_ptr, led_ptr, slots_ptr, state_ptr, state_width, kept_ptr, kept_width, tail,
+    count, size, width, BOOKS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) + tl.arange(0, 1)
+    stream, time = row // count, row % count
+    channel = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    inside = (channel < width)[None, :] & (row >= 0)[:, None]
+    y = tl.zeros((1, WIDTH), dtype=tl.float32)
+    for book in range(BOOKS):
+        code = tl.load(codes_ptr + stream * codes_width + time * BOOKS + book) + book * size
+        y += tl.load(table_ptr + code[:, None] * width + channel[None, :], mask=inside, other=0.0).to(tl.float32)
+    place = time[:, None] * width + channel[None, :]
+    _lead(
+        led_ptr, y.to(table_ptr.dtype.element_ty), stream[:, None], place, inside, count * width, slots_ptr, state_ptr,
+        state_width, kept_ptr, kept_width, tail, tl.min(time) * width < tail,
+    )  # fmt: skip
+
+
+def quantize(codes: Tensor, table: Tensor, size: int, *, tail: Tail, memory: StepMemory, kept: Kept) -> Led:
+    """codes int64 [B, T, Q], frames of a stream contiguous -> sums of the table's rows, [B, T, C]; a book has `size`."""
+    batch, count, books = codes.shape
+    width = table.shape[1]
+    led = Led.empty(table, batch, count, width, tail)
+    block = min(512, triton.next_power_of_2(width))
+    _quantize_kernel[(batch * count, triton.cdiv(width, block))](
+        codes, codes.stride(0), table, led.x, *_places(tail, memory, kept), count, size, width, BOOKS=books, WIDTH=block
+    )
+    return led
+
+
+@triton.jit
+def _turned(x_ptr, at, dims, there, cos, sin, D: tl.constexpr):
+    """Vectors [R, D] at `at` [R, 1], turned; zeros where not there."""
+    half: tl.constexpr = D // 2
+    x = tl.load(x_ptr + at + dims, mask=there, other=0.0)
+    mirrored = tl.load(x_ptr + at + tl.where(dims < half, dims + half, dims - half), mask=there, other=0.0)
+    mirrored = tl.where(dims < half, -mirrored, mirrored)
+    kind: tl.constexpr = x_ptr.dtype.element_ty
+    return ((x * cos).to(kind).to(tl.float32) + (mirrored * sin).to(kind).to(tl.float32)).to(kind)
+
+
+@triton.jit
+def _rotation(position, dims, rates_ptr, kind: tl.constexpr, D: tl.constexpr):
+    """cos, sin [R, D] of positions [R, 1], rounded."""
+    half: tl.constexpr = D // 2
+    rate = tl.load(rates_ptr + tl.where(dims < half, dims, dims - half), mask=dims < D, other=0.0)
+    angle = position.to(tl.float32) * rate
+    return tl.cos(angle).to(kind), tl.sin(angle).to(kind)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _attend_kernel(
+    qkv_ptr, rates_ptr, frames_ptr, slots_ptr, keys_ptr, values_ptr, state_width, out_ptr, count, heads, scale,
+    PAST: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Program (stream, head): its PAST remembered keys and the new ones, `count` queries; then remembers the last PAST."""
+    stream, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    kind: tl.constexpr = qkv_ptr.dtype.element_ty
+    slot = tl.load(slots_ptr + stream)
+    first = tl.load(frames_ptr + slot)
+    dims, key, row = tl.arange(0, BLOCK)[None, :], tl.arange(0, KEYS), tl.arange(0, ROWS)
+    width = heads * D
+    token = stream * count
+    held = slot * state_width + key[:, None] * width + head * D + dims
+    old = (key < PAST)[:, None] & (dims < D)
+    new = ((key >= PAST) & (key < PAST + count))[:, None] & (dims < D)
+    at = (token + key - PAST)[:, None] * 3 * width + head * D
+    cos, sin = _rotation((first + key - PAST)[:, None], dims, rates_ptr, kind, D)
+    k = tl.load(keys_ptr + held, mask=old, other=0.0) + _turned(qkv_ptr, at + width, dims, new, cos, sin, D)
+    v = tl.load(values_ptr + held, mask=old, other=0.0)
+    v += tl.load(qkv_ptr + at + 2 * width + dims, mask=new, other=0.0)
+    tl.debug_barrier()  # all of the old rows are read before any is overwritten
+    stays = ((key >= count) & (key < PAST + count))[:, None] & (dims < D)
+    tl.store(keys_ptr + held - count * width, k, mask=stays)
+    tl.store(values_ptr + held - count * width, v, mask=stays)
+    cos, sin = _rotation((first + row)[:, None], dims, rates_ptr, kind, D)
+    real = (row < count)[:, None] & (dims < D)
+    q = _turned(qkv_ptr, (token + row)[:, None] * 3 * width + head * D, dims, real, cos, sin, D)
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    near = (key[None, :] >= row[:, None]) & (key[None, :] <= row[:, None] + PAST)
+    scores = tl.where(near & (first + key >= PAST)[None, :], scores, float("-inf"))
+    weights = tl.exp(scores - tl.max(scores, 1)[:, None])
+    total = tl.sum(weights, 1)
+    out = tl.dot(weights.to(kind), v, input_precision="ieee") / total[:, None]
+    tl.store(out_ptr + (token + row)[:, None] * width + head * D + dims, out.to(kind), mask=real)
+
+
+def attend(qkv: Tensor, rates: Tensor, *, heads: int, keys: Tail, values: Tail, memory: StepMemory) -> Tensor:
+    """qkv [B, T, 3 heads D], T up to MOST_FRAMES; rates float32 [D / 2] of the rotation -> [B, T, heads D].
+
+    Turns queries and keys by their frame's number, attends to what the streams remember and causally to the new, and remembers.
+    """
+    batch, count, width = qkv.shape
+    dim = width // (3 * heads)
+    rows, block = memory.state.rows, max(16, triton.next_power_of_2(dim))
+    out = qkv.new_empty(batch, count, heads * dim)
+    _attend_kernel[(batch, heads)](
+        qkv, rates, memory.state.frames, memory.slots, rows[0, keys.start :], rows[0, values.start :], rows.stride(0), out,
+        count, heads, dim**-0.5, PAST=keys.rows, ROWS=max(16, triton.next_power_of_2(count)),
+        KEYS=max(16, triton.next_power_of_2(keys.rows + MOST_FRAMES)), D=dim, BLOCK=block, num_warps=8,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit(do_not_specialize=["frames"])
+def _remember_kernel(kept_ptr, kept_width, slots_ptr, state_ptr, state_width, frames_ptr, frames, BLOCK: tl.constexpr):
+    stream, place = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    slot, inside = tl.load(slots_ptr + stream), place < kept_width
+    kept = tl.load(kept_ptr + stream * kept_width + place, mask=inside, other=0.0)
+    tl.store(state_ptr + slot * state_width + place, kept, mask=inside)
+    if tl.program_id(1) == 0:
+        tl.store(frames_ptr + slot, tl.load(frames_ptr + slot) + frames)
+
+
+def remember(memory: StepMemory, kept: Kept, frames: int) -> None:
+    """The end of a step of so many frames: what was set aside becomes the state."""
+    state, (batch, width) = memory.state, kept.rows.shape
+    _remember_kernel[(batch, triton.cdiv(width, 2048))](
+        kept.rows, width, memory.slots, state.rows[0, kept.first :], state.rows.stride(0), state.frames, frames, BLOCK=2048
+    )
