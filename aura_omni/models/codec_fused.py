@@ -61,7 +61,10 @@ class FusedStep:
             more, x = self._both(x, upsample.taps, then=nexts[0], rate=upsample.rate)
             for unit, then in zip(units, nexts[1:], strict=True):
                 inner = self._conv(x, unit.conv1.taps, then=_Next(None, unit.act2))
-                more, x = self._both(inner, unit.conv2.taps, then=then, more=more)
+                if then is following:
+                    x = self._conv(inner, unit.conv2.taps, then=then, more=more)
+                else:
+                    more, x = self._both(inner, unit.conv2.taps, then=then, more=more)
         return kernels.last_conv(x, leave.taps)
 
     def end(self, frames: int) -> None:
