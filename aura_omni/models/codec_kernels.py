@@ -40,27 +40,37 @@ class Led:
 
 @triton.jit
 def _lead(
-    out_ptr, value, stream, place, inside, size, slots_ptr, state_ptr, state_width, kept_ptr, kept_width, tail, reaches
+    out_ptr, value, at, stream, inside, size, slots_ptr, state_ptr, state_width, kept_ptr, kept_width, tail, reaches
 ):  # fmt: skip
     """Store new inputs [R, N] of a layer behind the `tail` elements its streams remember; copy those and set aside the next ones.
 
-    stream [R, 1]: of the step; place [R, N]: element of its `size` new ones; state_ptr, kept_ptr: where the layer's part of the first
-    row begins; reaches: whether any place is less than `tail`.
+    at [R, N]: which of all streams' new elements, `size` each; stream [R, 1]: of the step; state_ptr, kept_ptr: where the layer's part
+    of the first row begins; reaches: whether any is among its stream's first `tail`.
     """
-    out = out_ptr + stream.to(tl.int64) * (tail + size)
-    kept = kept_ptr + stream.to(tl.int64) * kept_width
-    tl.store(out + tail + place, value, mask=inside)
+    tl.store(out_ptr + (at + (stream + 1) * tail), value, mask=inside)
     if tail > 0:
+        place = at - stream * size
         late = place + tail - size
-        tl.store(kept + late, value, mask=inside & (late >= 0))
+        tl.store(kept_ptr + stream * kept_width + late, value, mask=inside & (late >= 0))
         if reaches:
             slot = tl.load(slots_ptr + stream)
             for begin in range(0, tail, size):
                 early = place + begin
                 there = inside & (early < tail)
                 old = tl.load(state_ptr + slot * state_width + early, mask=there, other=0.0)
-                tl.store(out + early, old, mask=there)
-                tl.store(kept + early - size, old, mask=there & (early >= size))
+                tl.store(out_ptr + stream * (tail + size) + early, old, mask=there)
+                tl.store(kept_ptr + stream * kept_width + early - size, old, mask=there & (early >= size))
+
+
+@triton.jit
+def _sine_squared(x):
+    """sin(x)^2 in float32 for |x| up to 10^4 without the branches of a sine for any x: its period is pi, and within half of it the first
+    six terms of the series are exact to rounding."""
+    turns = tl.floor(x * 0.3183098861837907 + 0.5)
+    x = x - turns * 3.140625 - turns * 9.676535897932e-4  # pi in two parts: the first product is exact
+    s = x * x
+    sine = x * (1.0 + s * (-1 / 6 + s * (1 / 120 + s * (-1 / 5040 + s * (1 / 362880 - s * (1 / 39916800))))))
+    return sine * sine
 
 
 # ---------------------------------------------------------------- convolutions
@@ -100,7 +110,7 @@ def _conv_kernel(
     y = sums + tl.load(bias_ptr + column).to(tl.float32)[None, :]
     if SCALED:
         y *= tl.load(gamma_ptr + column).to(tl.float32)[None, :]
-    at = row.to(tl.int64)[:, None] * outputs + column[None, :]
+    at = (row * outputs)[:, None] + column[None, :]
     if ADDED:
         y += tl.load(more_ptr + at, mask=inside, other=0.0).to(tl.float32)
     kind: tl.constexpr = x_ptr.dtype.element_ty
@@ -108,13 +118,12 @@ def _conv_kernel(
         tl.store(out_ptr + at, y.to(kind), mask=inside)
     if SNAKE:
         channel = column % channels
-        wave = tl.sin(y * tl.load(rate_ptr + channel).to(tl.float32)[None, :])
-        y += wave * wave * tl.load(gain_ptr + channel).to(tl.float32)[None, :]
+        squared = _sine_squared(y * tl.load(rate_ptr + channel).to(tl.float32)[None, :])
+        y += squared * tl.load(gain_ptr + channel).to(tl.float32)[None, :]
     if GELU:
         y = 0.5 * y * (1.0 + tl.erf(y * 0.7071067811865476))
-    place = time[:, None] * outputs + column[None, :]
     _lead(
-        led_ptr, y.to(kind), stream[:, None], place, inside, count * outputs, slots_ptr, state_ptr, state_width,
+        led_ptr, y.to(kind), at, stream[:, None], inside, count * outputs, slots_ptr, state_ptr, state_width,
         kept_ptr, kept_width, tail, tl.min(time) * outputs < tail,
     )  # fmt: skip
 
@@ -264,9 +273,9 @@ def _quantize_kernel(
     for book in range(BOOKS):
         code = tl.load(codes_ptr + stream * codes_width + time * BOOKS + book) + book * size
         y += tl.load(table_ptr + code[:, None] * width + channel[None, :], mask=inside, other=0.0).to(tl.float32)
-    place = time[:, None] * width + channel[None, :]
+    at = (row * width)[:, None] + channel[None, :]
     _lead(
-        led_ptr, y.to(table_ptr.dtype.element_ty), stream[:, None], place, inside, count * width, slots_ptr, state_ptr,
+        led_ptr, y.to(table_ptr.dtype.element_ty), at, stream[:, None], inside, count * width, slots_ptr, state_ptr,
         state_width, kept_ptr, kept_width, tail, tl.min(time) * width < tail,
     )  # fmt: skip
 

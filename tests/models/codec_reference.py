@@ -139,10 +139,16 @@ def ours(config: dict[str, Any], model: torch.nn.Module) -> tuple[CodecDecoder, 
 
 def tiny(seed: int = 0) -> tuple[CodecDecoder, CodecEncoder]:
     """Ours alone, small, with random weights; needs no reference package."""
-    decoder, encoder = CodecDecoder(CodecConfig.from_json(TINY)), CodecEncoder(CodecEncoderConfig.from_json(TINY))
-    for network in (decoder, encoder):
-        _prepare(network, seed)
-    return decoder, encoder
+    encoder = CodecEncoder(CodecEncoderConfig.from_json(TINY))
+    _prepare(encoder, seed)
+    return random_decoder(TINY, seed), encoder
+
+
+def random_decoder(config: dict[str, Any], seed: int = 0) -> CodecDecoder:
+    """Ours with random weights."""
+    decoder = CodecDecoder(CodecConfig.from_json(config))
+    _prepare(decoder, seed)
+    return decoder
 
 
 def _prepare(network: torch.nn.Module, seed: int) -> None:
