@@ -196,7 +196,9 @@ class _Attention(nn.Module):
         qkv = self.qkv_proj(x)
         if isinstance(reach, Tensor):
             keys, values = self.keys, self.values
-            return self.o_proj(codec_kernels().attend(qkv, reach, heads=self.heads, keys=keys, values=values, memory=memory))
+            return self.o_proj(
+                codec_kernels().attend(qkv, reach, heads=self.heads, keys=keys, values=values, memory=memory)
+            )
         q, k, v = self.qkv_proj.split(qkv)
         by_row = (batch * count, self.heads, self.head_dim)
         q = rotate(q.reshape(by_row), reach.cos, reach.sin)
@@ -247,9 +249,10 @@ class _Transformer(nn.Module):
         """x [B, T, latent]; first int64 [B]: the position of each stream's first row; None: kernels find it in the state."""
         x = self.input_proj(x)
         reach = self.rope.on(x.device)[0] if first is None else self._reach(x, first)
-        norms = [layer.input_layernorm for layer in self.layers] + [self.norm]
+        layers: list[Any] = list(self.layers)
+        norms = [*(layer.input_layernorm for layer in layers), self.norm]
         normed = norms[0](x)
-        for layer, following in zip(self.layers, norms[1:], strict=True):
+        for layer, following in zip(layers, norms[1:], strict=True):
             x, normed = layer(x, normed, memory, reach, following)
         return self.output_proj(normed)
 
@@ -329,7 +332,9 @@ class CodecDecoder(nn.Module):
         latent, width = config.latent, config.width
         self.quantizer = Quantizer(config)
         transformer = _Transformer(plan, config)
-        self.first_tail = plan.size  # where in the state inputs of convolutions begin; keys and values are in front of them
+        self.first_tail = (
+            plan.size
+        )  # where in the state inputs of convolutions begin; keys and values are in front of them
         self.pre_conv = CausalConv(plan, config.codebook_dim, latent, 3)
         self.pre_transformer = transformer
         self.upsample = nn.ModuleList(_LatentBlock(plan, latent, rate) for rate in config.latent_rates)

@@ -13,7 +13,7 @@ from torch import Tensor
 from aura_omni.models import codec_kernels as kernels
 from aura_omni.models.codec_kernels import Led
 from aura_omni.models.codec_layers import SnakeBeta, Taps
-from aura_omni.models.codec_state import CodecState, Kept, StepMemory, Tail
+from aura_omni.models.codec_state import CodecState, StepMemory, Tail
 
 if TYPE_CHECKING:
     from aura_omni.models.codec import CodecDecoder
@@ -38,9 +38,7 @@ class FusedStep:
         """codes int64 [B, T, Q], a stream's contiguous -> [B, T, latent]."""
         decoder, memory = self._decoder, self._memory
         quantizer, enter = decoder.quantizer, decoder.pre_conv
-        led = kernels.quantize(
-            codes, quantizer.table, quantizer.size, tail=enter.tail, memory=memory, kept=self._kept
-        )
+        led = kernels.quantize(codes, quantizer.table, quantizer.size, tail=enter.tail, memory=memory, kept=self._kept)
         x = self._conv(led, enter.taps).x
         few = codes.shape[1] <= kernels.MOST_FRAMES
         first = None if few else memory.state.frames.index_select(0, memory.slots)
@@ -48,9 +46,10 @@ class FusedStep:
 
     def samples(self, latents: Tensor) -> Tensor:
         """latents [B, T, latent] -> float32 [B, T * 1920]."""
-        decoder = self._decoder
-        enter, *blocks, activate, leave = decoder.decoder
-        x, upsamplings = Led(latents, 0), list(decoder.upsample)
+        layers: list[Any] = list(self._decoder.decoder)
+        upsamplings: list[Any] = list(self._decoder.upsample)
+        enter, *blocks, activate, leave = layers
+        x = Led(latents, 0)
         for number, (upsample, refine) in enumerate(upsamplings, 1):
             x = self._refined(x, upsample, refine, _Next(enter.tail if number == len(upsamplings) else None))
         entries = [_Next(block.block[1].tail, block.block[0]) for block in blocks] + [_Next(leave.tail, activate)]
@@ -77,7 +76,7 @@ class FusedStep:
         inner = self._conv(normed, Taps.of_linear(refine.pwconv1), gelu=True)
         return self._conv(inner, Taps.of_linear(refine.pwconv2), more=more, gamma=refine.gamma, then=then)
 
-    def _conv(self, x: Led, taps: Taps, *, then: _Next = _Next(), **options: Any) -> Led:  # noqa: B008
+    def _conv(self, x: Led, taps: Taps, *, then: _Next = _Next(), **options: Any) -> Led:
         return self._launched(x, taps, then, out=False, **options)[1]
 
     def _both(self, x: Led, taps: Taps, *, then: _Next, **options: Any) -> tuple[Tensor, Led]:

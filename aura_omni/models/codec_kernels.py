@@ -205,7 +205,9 @@ def _last_conv_kernel(
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     there, channel = row < total, tl.arange(0, WIDTH)
     real = (channel < width)[None, :] & there[:, None]
-    x_row = x_ptr + (row // count).to(tl.int64)[:, None] * stream_width + (row % count)[:, None] * width + channel[None, :]
+    x_row = (
+        x_ptr + (row // count).to(tl.int64)[:, None] * stream_width + (row % count)[:, None] * width + channel[None, :]
+    )
     sums = tl.zeros((ROWS, WIDTH), dtype=tl.float32)
     for tap in tl.static_range(TAPS):
         w = tl.load(weight_ptr + tap * width + channel, mask=channel < width, other=0.0).to(tl.float32)
@@ -380,5 +382,12 @@ def remember(memory: StepMemory, kept: Kept, frames: int) -> None:
     """The end of a step of so many frames: what was set aside becomes the state."""
     state, (batch, width) = memory.state, kept.rows.shape
     _remember_kernel[(batch, triton.cdiv(width, 2048))](
-        kept.rows, width, memory.slots, state.rows[0, kept.first :], state.rows.stride(0), state.frames, frames, BLOCK=2048
+        kept.rows,
+        width,
+        memory.slots,
+        state.rows[0, kept.first :],
+        state.rows.stride(0),
+        state.frames,
+        frames,
+        BLOCK=2048,
     )

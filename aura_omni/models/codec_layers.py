@@ -52,7 +52,9 @@ class CausalConv(Prepared):
         conv, (kernel,), (dilation,) = self.conv, self.conv.kernel_size, self.conv.dilation
         assert conv.bias is not None
         inputs, outputs = conv.in_channels, conv.out_channels
-        return Taps(conv.weight, conv.bias, inputs, outputs, kernel, dilation, tap_step=inputs, row_step=kernel * inputs)
+        return Taps(
+            conv.weight, conv.bias, inputs, outputs, kernel, dilation, tap_step=inputs, row_step=kernel * inputs
+        )
 
     def forward(self, x: Tensor, memory: StepMemory) -> Tensor:
         conv = self.conv
@@ -129,9 +131,7 @@ class CausalUpsample(Prepared):
     def taps(self) -> Taps:
         matrices = self.matrices
         _, outputs, inputs = matrices.shape
-        return Taps(
-            matrices[-1], self.bias, inputs, outputs, self.reach, tap_step=-matrices.stride(0), row_step=inputs
-        )
+        return Taps(matrices[-1], self.bias, inputs, outputs, self.reach, tap_step=-matrices.stride(0), row_step=inputs)
 
     def forward(self, x: Tensor, memory: StepMemory) -> Tensor:
         batch, count, _ = x.shape
