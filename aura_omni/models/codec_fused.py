@@ -32,13 +32,15 @@ class FusedStep:
 
     def __init__(self, decoder: CodecDecoder, state: CodecState, slots: Tensor) -> None:
         self._decoder, self._memory = decoder, StepMemory(state, slots)
-        self._kept = self._memory.kept(decoder.first_tail)
+        self._scratch = kernels.Scratch(self._memory, decoder.first_tail)
 
     def latents(self, codes: Tensor) -> Tensor:
         """codes int64 [B, T, Q], a stream's contiguous -> [B, T, latent]."""
         decoder, memory = self._decoder, self._memory
         quantizer, enter = decoder.quantizer, decoder.pre_conv
-        led = kernels.quantize(codes, quantizer.table, quantizer.size, tail=enter.tail, memory=memory, kept=self._kept)
+        led = kernels.quantize(
+            codes, quantizer.table, quantizer.size, tail=enter.tail, memory=memory, scratch=self._scratch
+        )
         x = self._conv(led, enter.taps).x
         few = codes.shape[1] <= kernels.MOST_FRAMES
         first = None if few else memory.state.frames.index_select(0, memory.slots)
@@ -68,7 +70,7 @@ class FusedStep:
 
     def end(self, frames: int) -> None:
         """The streams have decoded so many frames more."""
-        kernels.remember(self._memory, self._kept, frames)
+        kernels.remember(self._memory, self._scratch, frames)
 
     def _refined(self, x: Led, upsample: Any, refine: Any, then: _Next) -> Led:
         more, led = self._both(x, upsample.taps, then=_Next(refine.dwconv.tail), rate=upsample.rate)
@@ -87,4 +89,4 @@ class FusedStep:
 
     def _launched(self, x: Led, taps: Taps, then: _Next, **options: Any) -> tuple[Tensor | None, Led]:
         snake = None if then.snake is None else (then.snake.rate, then.snake.gain)
-        return kernels.conv(x, taps, snake=snake, tail=then.tail, memory=self._memory, kept=self._kept, **options)
+        return kernels.conv(x, taps, snake=snake, tail=then.tail, memory=self._memory, scratch=self._scratch, **options)

@@ -8,7 +8,7 @@ copies of windows: products of the rows at each tap, summed in float32, then bia
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -16,9 +16,29 @@ import triton.language as tl
 from torch import Tensor
 
 from aura_omni.models.codec_layers import Taps
-from aura_omni.models.codec_state import Kept, StepMemory, Tail
+from aura_omni.models.codec_state import StepMemory, Tail
 
 MOST_FRAMES = 32  # of an attention step: one program holds all keys of a stream and head
+
+
+ARRIVALS = 4096  # tiles of a step that several programs share, at most: some 30 layers of up to PROGRAMS / 2
+
+
+class Scratch:
+    """Of one step: rows [B, E], what the streams will remember of elements `first` and on of the state; and counters for `conv`."""
+
+    def __init__(self, memory: StepMemory, first: int) -> None:
+        state, slots = memory.state.rows, memory.slots
+        self.first = first
+        self.rows = state.new_empty(len(slots), state.shape[1] - first)
+        self._arrivals = torch.zeros(ARRIVALS, dtype=torch.int32, device=state.device)
+        self._used = 0
+
+    def arrivals(self, count: int) -> Tensor:
+        """Zeros int32 [count] that nobody else has."""
+        self._used += count
+        assert self._used <= ARRIVALS
+        return self._arrivals[self._used - count : self._used]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,19 +96,18 @@ def _sine_squared(x):
 # ---------------------------------------------------------------- convolutions
 
 
-@triton.jit(do_not_specialize=["total", "count", "tail", "taps", "dilation"])
+@triton.jit(do_not_specialize=["total", "count", "tail", "taps", "dilation", "parts"])
 def _conv_kernel(
-    x_ptr, weight_ptr, bias_ptr, gamma_ptr, more_ptr, rate_ptr, gain_ptr, out_ptr, led_ptr,
+    x_ptr, weight_ptr, bias_ptr, gamma_ptr, more_ptr, rate_ptr, gain_ptr, out_ptr, led_ptr, parts_ptr, arrivals_ptr, parts,
     slots_ptr, state_ptr, state_width, kept_ptr, kept_width, tail,
     total, count, stream_width, width, outputs, channels, tap_step, row_step, taps, dilation,
     EVEN: tl.constexpr, SCALED: tl.constexpr, ADDED: tl.constexpr,
-    OUT: tl.constexpr, SNAKE: tl.constexpr, GELU: tl.constexpr,
+    OUT: tl.constexpr, SNAKE: tl.constexpr, GELU: tl.constexpr, SHARED: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """Program: COLUMNS outputs of ROWS of the B T rows."""
-    across = tl.cdiv(outputs, COLUMNS)
-    row = tl.program_id(0) // across * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)
+    """Program (tile, part): COLUMNS outputs of ROWS of the B T rows; SHARED: one of `parts` of their sums, and the last to come adds them."""
+    tile, part, across = tl.program_id(0), tl.program_id(1), tl.cdiv(outputs, COLUMNS)
+    row, column = tile // across * ROWS + tl.arange(0, ROWS), tile % across * COLUMNS + tl.arange(0, COLUMNS)
     inside = (row < total)[:, None] & (column < outputs)[None, :]
     # Rows and columns that are not there repeat the last, so that loads need no mask.
     row, column = tl.minimum(row, total - 1), tl.minimum(column, outputs - 1)
@@ -98,7 +117,7 @@ def _conv_kernel(
     w_column = weight_ptr + (column.to(tl.int64) * row_step)[None, :] + depth[:, None]
     blocks = tl.cdiv(width, DEPTH)
     sums = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
-    for block in range(taps * blocks):
+    for block in range(part * taps * blocks // parts, (part + 1) * taps * blocks // parts):
         tap, begin = block // blocks, block % blocks * DEPTH
         if EVEN:
             x = tl.load(x_row + (tap * dilation * width + begin))
@@ -107,6 +126,17 @@ def _conv_kernel(
             x = tl.load(x_row + (tap * dilation * width + begin), mask=(begin + depth < width)[None, :], other=0.0)
             w = tl.load(w_column + (tap * tap_step + begin), mask=(begin + depth < width)[:, None], other=0.0)
         sums = tl.dot(x, w, sums, input_precision="ieee")
+    if SHARED:
+        SIZE: tl.constexpr = ROWS * COLUMNS
+        place = tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+        mine = parts_ptr + tile * parts * SIZE + place
+        tl.store(mine + part * SIZE, sums)
+        tl.debug_barrier()  # all of the part is stored before it counts
+        if tl.atomic_add(arrivals_ptr + tile, 1) < parts - 1:
+            return
+        sums = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+        for other in range(parts):  # in the same order, whoever came last
+            sums += tl.load(mine + other * SIZE, cache_modifier=".cg")
     y = sums + tl.load(bias_ptr + column).to(tl.float32)[None, :]
     if SCALED:
         y *= tl.load(gamma_ptr + column).to(tl.float32)[None, :]
@@ -135,20 +165,28 @@ class Tile:
     depth: int
     warps: int
     stages: int
+    parts: int = 1
 
 
 PROGRAMS = 132  # multiprocessors of an H200: fewer programs leave some idle
+LEAST_STEPS = 6  # of a program that shares a tile: with fewer, adding parts up takes longer than making them
 
 
-def tile_of(rows: int, columns: int, width: int, itemsize: int) -> Tile:
-    """What one program computes of a product of so many rows and columns."""
-    depth = 64 if width % 64 == 0 else 32
+def tile_of(rows: int, taps: Taps, itemsize: int) -> Tile:
+    """What one program computes of a layer of so many rows."""
+    depth = 64 if taps.width % 64 == 0 else 32
     if itemsize > 2:
         return Tile(32, 32, 32, warps=4, stages=2)
+
+    def programs(tile: Tile) -> int:
+        return triton.cdiv(rows, tile.rows) * triton.cdiv(taps.outputs, tile.columns)
+
     for tile in (Tile(128, 128, depth, 8, 3), Tile(64, 128, depth, 4, 4), Tile(64, 64, depth, 4, 4)):
-        if triton.cdiv(rows, tile.rows) * triton.cdiv(columns, tile.columns) >= PROGRAMS:
+        if programs(tile) >= PROGRAMS:
             return tile
-    return Tile(32 if rows > 16 else 16, 32, depth, 4, 4)
+    tile = Tile(64 if rows > 32 else 32 if rows > 16 else 16, 64 if rows > 32 else 32, depth, 4, 4)
+    parts = min(PROGRAMS // programs(tile), taps.count * taps.width // depth // LEAST_STEPS, 8)
+    return replace(tile, parts=max(1, parts))
 
 
 def conv(
@@ -156,7 +194,7 @@ def conv(
     taps: Taps,
     *,
     memory: StepMemory,
-    kept: Kept,
+    scratch: Scratch,
     tail: Tail | None = None,
     rate: int = 1,
     more: Tensor | None = None,
@@ -175,26 +213,36 @@ def conv(
     total, channels = batch * count, taps.outputs // rate
     y = kind.new_empty(batch, count * rate, channels) if out else None
     led = Led.empty(kind, batch, count * rate, channels, tail)
-    tile = tile or tile_of(total, taps.outputs, taps.width, kind.element_size())
+    tile = tile or tile_of(total, taps, kind.element_size())
     rates, gains = snake or (kind, kind)
-    grid = (triton.cdiv(total, tile.rows) * triton.cdiv(taps.outputs, tile.columns),)
-    _conv_kernel[grid](
+    tiles, partial, arrivals = triton.cdiv(total, tile.rows) * triton.cdiv(taps.outputs, tile.columns), kind, kind
+    if tile.parts > 1:
+        partial = kind.new_empty(tiles * tile.parts * tile.rows * tile.columns, dtype=torch.float32)
+        arrivals = scratch.arrivals(tiles)
+    _conv_kernel[(tiles, tile.parts)](
         kind, taps.weight, taps.bias, kind if gamma is None else gamma, kind if more is None else more, rates, gains,
-        kind if y is None else y, led.x, *_places(tail, memory, kept),
+        kind if y is None else y, led.x, partial, arrivals, tile.parts, *_places(tail, memory, scratch),
         total, count, x.x.shape[1] * taps.width, taps.width, taps.outputs, channels, taps.tap_step, taps.row_step,
         taps.count, taps.dilation,
         EVEN=taps.width % tile.depth == 0, SCALED=gamma is not None, ADDED=more is not None, OUT=out,
-        SNAKE=snake is not None, GELU=gelu,
+        SNAKE=snake is not None, GELU=gelu, SHARED=tile.parts > 1,
         ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return y, led
 
 
-def _places(tail: Tail | None, memory: StepMemory, kept: Kept) -> tuple[object, ...]:
+def _places(tail: Tail | None, memory: StepMemory, scratch: Scratch) -> tuple[object, ...]:
     """slots_ptr, state_ptr, state_width, kept_ptr, kept_width, tail of `_lead`."""
     rows = memory.state.rows
-    start, size = (kept.first, 0) if tail is None else (tail.start, tail.size)
-    return memory.slots, rows[0, start:], rows.stride(0), kept.rows[0, start - kept.first :], kept.rows.stride(0), size
+    start, size = (scratch.first, 0) if tail is None else (tail.start, tail.size)
+    return (
+        memory.slots,
+        rows[0, start:],
+        rows.stride(0),
+        scratch.rows[0, start - scratch.first :],
+        scratch.rows.stride(0),
+        size,
+    )
 
 
 @triton.jit(do_not_specialize=["total", "count"])
@@ -282,14 +330,23 @@ def _quantize_kernel(
     )  # fmt: skip
 
 
-def quantize(codes: Tensor, table: Tensor, size: int, *, tail: Tail, memory: StepMemory, kept: Kept) -> Led:
+def quantize(codes: Tensor, table: Tensor, size: int, *, tail: Tail, memory: StepMemory, scratch: Scratch) -> Led:
     """codes int64 [B, T, Q], frames of a stream contiguous -> sums of the table's rows, [B, T, C]; a book has `size`."""
     batch, count, books = codes.shape
     width = table.shape[1]
     led = Led.empty(table, batch, count, width, tail)
     block = min(512, triton.next_power_of_2(width))
     _quantize_kernel[(batch * count, triton.cdiv(width, block))](
-        codes, codes.stride(0), table, led.x, *_places(tail, memory, kept), count, size, width, BOOKS=books, WIDTH=block
+        codes,
+        codes.stride(0),
+        table,
+        led.x,
+        *_places(tail, memory, scratch),
+        count,
+        size,
+        width,
+        BOOKS=books,
+        WIDTH=block,
     )
     return led
 
@@ -378,14 +435,14 @@ def _remember_kernel(kept_ptr, kept_width, slots_ptr, state_ptr, state_width, fr
         tl.store(frames_ptr + slot, tl.load(frames_ptr + slot) + frames)
 
 
-def remember(memory: StepMemory, kept: Kept, frames: int) -> None:
+def remember(memory: StepMemory, scratch: Scratch, frames: int) -> None:
     """The end of a step of so many frames: what was set aside becomes the state."""
-    state, (batch, width) = memory.state, kept.rows.shape
+    state, (batch, width) = memory.state, scratch.rows.shape
     _remember_kernel[(batch, triton.cdiv(width, 2048))](
-        kept.rows,
+        scratch.rows,
         width,
         memory.slots,
-        state.rows[0, kept.first :],
+        state.rows[0, scratch.first :],
         state.rows.stride(0),
         state.frames,
         frames,

@@ -75,14 +75,6 @@ class CodecState:
         self.frames[slot].copy_(snapshot.frames)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Kept:
-    """What the streams of a step will remember, as the kernels set it aside: rows [B, E], elements from `first` on of those of the state."""
-
-    rows: Tensor
-    first: int
-
-
 class StepMemory:
     """The memory of the streams of one step, in the order of `slots`; no slot may occur twice."""
 
@@ -105,7 +97,3 @@ class StepMemory:
         rows = self.state.rows[:, tail.start : tail.stop].view(shape)
         rows.index_copy_(0, self.slots, joined[:, -tail.rows :])
         return joined
-
-    def kept(self, first: int) -> Kept:
-        rows = self.state.rows
-        return Kept(rows.new_empty(len(self.slots), rows.shape[1] - first), first)

@@ -40,7 +40,7 @@ HALF = (torch.bfloat16, 3e-2) if DEVICE.type == "cuda" else (torch.float16, 4e-3
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 2e-5), HALF])
 @pytest.mark.parametrize("count", [5, 40])  # fewer and more than are remembered
-@pytest.mark.parametrize("tile", [None, Tile(64, 16, 16, warps=4, stages=2)])
+@pytest.mark.parametrize("tile", [None, Tile(64, 16, 16, warps=4, stages=2), Tile(32, 32, 16, 4, 2, parts=3)])
 def test_a_convolution_with_what_follows_it(dtype: torch.dtype, limit: float, count: int, tile: Tile | None) -> None:
     torch.manual_seed(0)
     plan = StatePlan()
@@ -57,11 +57,11 @@ def test_a_convolution_with_what_follows_it(dtype: torch.dtype, limit: float, co
     memory = StepMemory(state, torch.tensor([2, 0, 3], device=DEVICE))
     x, more = (torch.randn(3, count, width, device=DEVICE, dtype=dtype) for width in (24, 20))
     gamma = torch.rand(20, device=DEVICE, dtype=dtype)
-    kept, before = memory.kept(30), state.rows.clone()
+    scratch, before = codec_kernels.Scratch(memory, 30), state.rows.clone()
     tail = layer.tail
     led = Led(torch.cat((before[memory.slots, tail.start : tail.stop].view(3, -1, 24), x), dim=1), tail.rows)
     y, ahead = codec_kernels.conv(
-        led, layer.taps, memory=memory, kept=kept, tail=following, more=more, gamma=gamma,
+        led, layer.taps, memory=memory, scratch=scratch, tail=following, more=more, gamma=gamma,
         snake=(snake.rate, snake.gain), out=True, tile=tile,
     )  # fmt: skip
     assert torch.equal(state.rows, before)
@@ -73,7 +73,7 @@ def test_a_convolution_with_what_follows_it(dtype: torch.dtype, limit: float, co
     wave = (y.double() * snake.rate).sin() ** 2
     torch.testing.assert_close(ahead.x[:, 18:].double(), y + wave * snake.gain, rtol=limit, atol=limit)
     assert torch.equal(ahead.x[:, :18], before[memory.slots, following.start : following.stop].view(3, 18, 20))
-    assert torch.equal(kept.rows[:, following.start - 30 :], ahead.x[:, -18:].flatten(1))
+    assert torch.equal(scratch.rows[:, following.start - 30 :], ahead.x[:, -18:].flatten(1))
 
 
 @pytest.fixture(scope="module")
