@@ -176,7 +176,7 @@ def tile_of(rows: int, taps: Taps, itemsize: int) -> Tile:
     """What one program computes of a layer of so many rows."""
     depth = 64 if taps.width % 64 == 0 else 32
     if itemsize > 2:
-        return Tile(32, 32, 32, warps=4, stages=2)
+        return Tile(64, 64, 32, warps=8, stages=2)
 
     def programs(tile: Tile) -> int:
         return triton.cdiv(rows, tile.rows) * triton.cdiv(taps.outputs, tile.columns)

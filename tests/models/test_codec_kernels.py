@@ -90,7 +90,7 @@ def steps(decoder: CodecDecoder, codes: Tensor, counts: list[int], *, primed: in
     return torch.cat([decoder.step(part, state, slots) for part in parts], dim=1), state.rows, state.frames
 
 
-@pytest.mark.parametrize(("primed", "counts"), [(0, [1, 1, 2, 1]), (33, [3]), (12, [1])])
+@pytest.mark.parametrize(("primed", "counts"), [(0, [1, 1, 2, 1]), (6, [3])])
 def test_steps_in_kernels_are_those_as_written(
     decoder: CodecDecoder, primed: int, counts: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,6 +99,7 @@ def test_steps_in_kernels_are_those_as_written(
         patched.setattr(codec, "fusible", lambda x: False)
         plain = steps(decoder, codes, counts, primed=primed)
     monkeypatch.setattr(codec, "fusible", lambda x: True)
+    monkeypatch.setattr(codec_kernels, "MOST_FRAMES", 4)  # what is primed is attended to as written
     samples, rows, frames = steps(decoder, codes, counts, primed=primed)
     torch.testing.assert_close(samples, plain[0], rtol=0, atol=1e-5)
     torch.testing.assert_close(rows, plain[1], rtol=1e-4, atol=1e-4)
