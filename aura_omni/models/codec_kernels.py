@@ -96,14 +96,16 @@ def _sine_squared(x):
 # ---------------------------------------------------------------- convolutions
 
 
-@triton.jit(do_not_specialize=["total", "count", "tail", "taps", "dilation", "parts"])
+_NUMBERS = ("parts", "tail", "total", "count", "taps", "dilation", "scaled", "added", "wanted", "snake", "gelu")
+
+
+@triton.jit(do_not_specialize=_NUMBERS)
 def _conv_kernel(
     x_ptr, weight_ptr, bias_ptr, gamma_ptr, more_ptr, rate_ptr, gain_ptr, out_ptr, led_ptr, parts_ptr, arrivals_ptr, parts,
     slots_ptr, state_ptr, state_width, kept_ptr, kept_width, tail,
     total, count, stream_width, width, outputs, channels, tap_step, row_step, taps, dilation,
-    EVEN: tl.constexpr, SCALED: tl.constexpr, ADDED: tl.constexpr,
-    OUT: tl.constexpr, SNAKE: tl.constexpr, GELU: tl.constexpr, SHARED: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    scaled, added, wanted, snake, gelu,  # 0 or 1, of a call and not of the program: compiling takes seconds
+    EVEN: tl.constexpr, SHARED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """Program (tile, part): COLUMNS outputs of ROWS of the B T rows; SHARED: one of `parts` of their sums, and the last to come adds them."""
     tile, part, across = tl.program_id(0), tl.program_id(1), tl.cdiv(outputs, COLUMNS)
@@ -137,20 +139,16 @@ def _conv_kernel(
         sums = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
         for other in range(parts):  # in the same order, whoever came last
             sums += tl.load(mine + other * SIZE, cache_modifier=".cg")
-    y = sums + tl.load(bias_ptr + column).to(tl.float32)[None, :]
-    if SCALED:
-        y *= tl.load(gamma_ptr + column).to(tl.float32)[None, :]
-    at = (row * outputs)[:, None] + column[None, :]
-    if ADDED:
-        y += tl.load(more_ptr + at, mask=inside, other=0.0).to(tl.float32)
     kind: tl.constexpr = x_ptr.dtype.element_ty
-    if OUT:
-        tl.store(out_ptr + at, y.to(kind), mask=inside)
-    if SNAKE:
-        channel = column % channels
-        squared = _sine_squared(y * tl.load(rate_ptr + channel).to(tl.float32)[None, :])
-        y += squared * tl.load(gain_ptr + channel).to(tl.float32)[None, :]
-    if GELU:
+    at, there, channel = (row * outputs)[:, None] + column[None, :], column >= 0, column % channels
+    y = sums + tl.load(bias_ptr + column).to(tl.float32)[None, :]
+    y *= tl.load(gamma_ptr + column, mask=there & (scaled > 0), other=1.0).to(tl.float32)[None, :]
+    y += tl.load(more_ptr + at, mask=inside & (added > 0), other=0.0).to(tl.float32)
+    tl.store(out_ptr + at, y.to(kind), mask=inside & (wanted > 0))
+    rate = tl.load(rate_ptr + channel, mask=there & (snake > 0), other=0.0).to(tl.float32)
+    gain = tl.load(gain_ptr + channel, mask=there & (snake > 0), other=0.0).to(tl.float32)
+    y += _sine_squared(y * rate[None, :]) * gain[None, :]
+    if gelu > 0:
         y = 0.5 * y * (1.0 + tl.erf(y * 0.7071067811865476))
     _lead(
         led_ptr, y.to(kind), at, stream[:, None], inside, count * outputs, slots_ptr, state_ptr, state_width,
@@ -224,8 +222,8 @@ def conv(
         kind if y is None else y, led.x, partial, arrivals, tile.parts, *_places(tail, memory, scratch),
         total, count, x.x.shape[1] * taps.width, taps.width, taps.outputs, channels, taps.tap_step, taps.row_step,
         taps.count, taps.dilation,
-        EVEN=taps.width % tile.depth == 0, SCALED=gamma is not None, ADDED=more is not None, OUT=out,
-        SNAKE=snake is not None, GELU=gelu, SHARED=tile.parts > 1,
+        int(gamma is not None), int(more is not None), int(out), int(snake is not None), int(gelu),
+        EVEN=taps.width % tile.depth == 0, SHARED=tile.parts > 1,
         ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return y, led
