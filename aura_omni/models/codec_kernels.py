@@ -9,16 +9,19 @@ copies of windows: products of the rows at each tap, summed in float32, then bia
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aura_omni.models.codec_layers import Taps
 from aura_omni.models.codec_state import StepMemory, Tail
+from aura_omni.models.fused import starts_early
 
-MOST_FRAMES = 32  # of an attention step: one program holds all keys of a stream and head
+MOST_FRAMES = 32  # of a stream in `attend`, where one program holds all of its keys
 
 
 ARRIVALS = 4096  # tiles of a step that several programs share, at most: some 30 layers of up to PROGRAMS / 2
@@ -56,6 +59,19 @@ class Led:
     @property
     def count(self) -> int:
         return self.x.shape[1] - self.rows
+
+
+def _early(device: torch.device) -> dict[str, Any]:
+    """Options of a launch whose kernel begins with `_begin`."""
+    return {"EARLY": True, "launch_pdl": True} if starts_early(device) else {"EARLY": False}
+
+
+@triton.jit
+def _begin(EARLY: tl.constexpr):
+    """The next kernel may be made ready; this one waits until the one in front of it has ended."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
 
 
 @triton.jit
@@ -105,9 +121,10 @@ def _conv_kernel(
     slots_ptr, state_ptr, state_width, kept_ptr, kept_width, tail,
     total, count, stream_width, width, outputs, channels, tap_step, row_step, taps, dilation,
     scaled, added, wanted, snake, gelu,  # 0 or 1, of a call and not of the program: compiling takes seconds
-    EVEN: tl.constexpr, SHARED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    EVEN: tl.constexpr, SHARED: tl.constexpr, EARLY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """Program (tile, part): COLUMNS outputs of ROWS of the B T rows; SHARED: one of `parts` of their sums, and the last to come adds them."""
+    _begin(EARLY)
     tile, part, across = tl.program_id(0), tl.program_id(1), tl.cdiv(outputs, COLUMNS)
     row, column = tile // across * ROWS + tl.arange(0, ROWS), tile % across * COLUMNS + tl.arange(0, COLUMNS)
     inside = (row < total)[:, None] & (column < outputs)[None, :]
@@ -225,6 +242,7 @@ def conv(
         int(gamma is not None), int(more is not None), int(out), int(snake is not None), int(gelu),
         EVEN=taps.width % tile.depth == 0, SHARED=tile.parts > 1,
         ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, num_warps=tile.warps, num_stages=tile.stages,
+        **_early(kind.device),
     )  # fmt: skip
     return y, led
 
@@ -246,8 +264,9 @@ def _places(tail: Tail | None, memory: StepMemory, scratch: Scratch) -> tuple[ob
 @triton.jit(do_not_specialize=["total", "count"])
 def _last_conv_kernel(
     x_ptr, weight_ptr, bias_ptr, out_ptr, total, count, stream_width, width,
-    TAPS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    EARLY: tl.constexpr, TAPS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
+    _begin(EARLY)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     there, channel = row < total, tl.arange(0, WIDTH)
     real = (channel < width)[None, :] & there[:, None]
@@ -268,7 +287,7 @@ def last_conv(x: Led, taps: Taps) -> Tensor:
     out = x.x.new_empty(batch, x.count, dtype=torch.float32)
     _last_conv_kernel[(triton.cdiv(total, 32),)](
         x.x, taps.weight, taps.bias, out, total, x.count, x.x.shape[1] * taps.width, taps.width,
-        TAPS=taps.count, ROWS=32, WIDTH=triton.next_power_of_2(taps.width),
+        TAPS=taps.count, ROWS=32, WIDTH=triton.next_power_of_2(taps.width), **_early(out.device),
     )  # fmt: skip
     return out
 
@@ -276,8 +295,9 @@ def last_conv(x: Led, taps: Taps) -> Tensor:
 @triton.jit(do_not_specialize=["count"])
 def _depthwise_norm_kernel(
     x_ptr, taps_ptr, bias_ptr, norm_ptr, shift_ptr, out_ptr, count, stream_width, width, eps,
-    TAPS: tl.constexpr, WIDTH: tl.constexpr,
+    EARLY: tl.constexpr, TAPS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
+    _begin(EARLY)
     row, channel = tl.program_id(0), tl.arange(0, WIDTH)
     inside = channel < width
     x_row = x_ptr + (row // count).to(tl.int64) * stream_width + (row % count) * width + channel
@@ -300,7 +320,7 @@ def depthwise_norm(x: Led, taps: Tensor, bias: Tensor, norm: torch.nn.LayerNorm)
     out = x.x.new_empty(batch, x.count, width)
     _depthwise_norm_kernel[(batch * x.count,)](
         x.x, taps, bias, norm.weight, norm.bias, out, x.count, x.x.shape[1] * width, width, norm.eps,
-        TAPS=taps.shape[2], WIDTH=triton.next_power_of_2(width),
+        TAPS=taps.shape[2], WIDTH=triton.next_power_of_2(width), **_early(out.device),
     )  # fmt: skip
     return Led(out, 0)
 
@@ -311,8 +331,9 @@ def depthwise_norm(x: Led, taps: Tensor, bias: Tensor, norm: torch.nn.LayerNorm)
 @triton.jit(do_not_specialize=["count", "tail"])
 def _quantize_kernel(
     codes_ptr, codes_width, table_ptr, led_ptr, slots_ptr, state_ptr, state_width, kept_ptr, kept_width, tail,
-    count, size, width, BOOKS: tl.constexpr, WIDTH: tl.constexpr,
+    count, size, width, EARLY: tl.constexpr, BOOKS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
+    _begin(EARLY)
     row = tl.program_id(0) + tl.arange(0, 1)
     stream, time = row // count, row % count
     channel = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
@@ -335,17 +356,9 @@ def quantize(codes: Tensor, table: Tensor, size: int, *, tail: Tail, memory: Ste
     led = Led.empty(table, batch, count, width, tail)
     block = min(512, triton.next_power_of_2(width))
     _quantize_kernel[(batch * count, triton.cdiv(width, block))](
-        codes,
-        codes.stride(0),
-        table,
-        led.x,
-        *_places(tail, memory, scratch),
-        count,
-        size,
-        width,
-        BOOKS=books,
-        WIDTH=block,
-    )
+        codes, codes.stride(0), table, led.x, *_places(tail, memory, scratch), count, size, width,
+        BOOKS=books, WIDTH=block, **_early(table.device),
+    )  # fmt: skip
     return led
 
 
@@ -360,50 +373,48 @@ def _turned(x_ptr, at, dims, there, cos, sin, D: tl.constexpr):
     return ((x * cos).to(kind).to(tl.float32) + (mirrored * sin).to(kind).to(tl.float32)).to(kind)
 
 
-@triton.jit
-def _rotation(position, dims, rates_ptr, kind: tl.constexpr, D: tl.constexpr):
-    """cos, sin [R, D] of positions [R, 1], rounded."""
-    half: tl.constexpr = D // 2
-    rate = tl.load(rates_ptr + tl.where(dims < half, dims, dims - half), mask=dims < D, other=0.0)
-    angle = position.to(tl.float32) * rate
-    return tl.cos(angle).to(kind), tl.sin(angle).to(kind)
-
-
 @triton.jit(do_not_specialize=["count"])
 def _attend_kernel(
     qkv_ptr, rates_ptr, frames_ptr, slots_ptr, keys_ptr, values_ptr, state_width, out_ptr, count, heads, scale,
-    PAST: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
+    EARLY: tl.constexpr, PAST: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program (stream, head): its PAST remembered keys and the new ones, `count` queries; then remembers the last PAST."""
+    """Program (stream, head): `count` queries over its PAST remembered keys and the new ones; then remembers the last PAST."""
+    _begin(EARLY)
     stream, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     kind: tl.constexpr = qkv_ptr.dtype.element_ty
+    half: tl.constexpr = D // 2
     slot = tl.load(slots_ptr + stream)
     first = tl.load(frames_ptr + slot)
     dims, key, row = tl.arange(0, BLOCK)[None, :], tl.arange(0, KEYS), tl.arange(0, ROWS)
     width = heads * D
-    token = stream * count
-    held = slot * state_width + key[:, None] * width + head * D + dims
-    old = (key < PAST)[:, None] & (dims < D)
-    new = ((key >= PAST) & (key < PAST + count))[:, None] & (dims < D)
-    at = (token + key - PAST)[:, None] * 3 * width + head * D
-    cos, sin = _rotation((first + key - PAST)[:, None], dims, rates_ptr, kind, D)
-    k = tl.load(keys_ptr + held, mask=old, other=0.0) + _turned(qkv_ptr, at + width, dims, new, cos, sin, D)
-    v = tl.load(values_ptr + held, mask=old, other=0.0)
-    v += tl.load(qkv_ptr + at + 2 * width + dims, mask=new, other=0.0)
-    tl.debug_barrier()  # all of the old rows are read before any is overwritten
-    stays = ((key >= count) & (key < PAST + count))[:, None] & (dims < D)
-    tl.store(keys_ptr + held - count * width, k, mask=stays)
-    tl.store(values_ptr + held - count * width, v, mask=stays)
-    cos, sin = _rotation((first + row)[:, None], dims, rates_ptr, kind, D)
-    real = (row < count)[:, None] & (dims < D)
-    q = _turned(qkv_ptr, (token + row)[:, None] * 3 * width + head * D, dims, real, cos, sin, D)
-    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-    near = (key[None, :] >= row[:, None]) & (key[None, :] <= row[:, None] + PAST)
-    scores = tl.where(near & (first + key >= PAST)[None, :], scores, float("-inf"))
-    weights = tl.exp(scores - tl.max(scores, 1)[:, None])
-    total = tl.sum(weights, 1)
-    out = tl.dot(weights.to(kind), v, input_precision="ieee") / total[:, None]
-    tl.store(out_ptr + (token + row)[:, None] * width + head * D + dims, out.to(kind), mask=real)
+    inside = dims < D
+    held = slot * state_width + head * D + key[:, None] * width + dims
+    old, new = (key < PAST)[:, None] & inside, (row < count)[:, None] & inside
+    k_old, v_old = tl.load(keys_ptr + held, mask=old, other=0.0), tl.load(values_ptr + held, mask=old, other=0.0)
+    rate = tl.load(rates_ptr + tl.where(dims < half, dims, dims - half), mask=inside, other=0.0)
+    angle = (first + row)[:, None].to(tl.float32) * rate
+    cos, sin = tl.cos(angle).to(kind), tl.sin(angle).to(kind)
+    at = (stream * count + row)[:, None] * 3 * width + head * D
+    q = _turned(qkv_ptr, at, dims, new, cos, sin, D)
+    k = _turned(qkv_ptr, at + width, dims, new, cos, sin, D)
+    v = tl.load(qkv_ptr + at + 2 * width + dims, mask=new, other=0.0)
+    tl.debug_barrier()  # all that is remembered is read before any of it is overwritten
+    stays, place = old & (key >= count)[:, None], (PAST - count + row)[:, None]
+    tl.store(keys_ptr + held - count * width, k_old, mask=stays)
+    tl.store(values_ptr + held - count * width, v_old, mask=stays)
+    held = slot * state_width + head * D + place * width + dims
+    tl.store(keys_ptr + held, k, mask=new & (place >= 0))
+    tl.store(values_ptr + held, v, mask=new & (place >= 0))
+    before = tl.dot(q, tl.trans(k_old), input_precision="ieee") * scale
+    seen = (key < PAST) & (first + key >= PAST)
+    before = tl.where((key[None, :] >= row[:, None]) & seen[None, :], before, float("-inf"))
+    now = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    now = tl.where(row[None, :] <= row[:, None], now, float("-inf"))
+    most = tl.maximum(tl.max(before, 1), tl.max(now, 1))[:, None]
+    before, now = tl.exp(before - most), tl.exp(now - most)
+    out = tl.dot(before.to(kind), v_old, input_precision="ieee") + tl.dot(now.to(kind), v, input_precision="ieee")
+    out /= (tl.sum(before, 1) + tl.sum(now, 1))[:, None]
+    tl.store(out_ptr + (stream * count + row)[:, None] * width + head * D + dims, out.to(kind), mask=new)
 
 
 def attend(qkv: Tensor, rates: Tensor, *, heads: int, keys: Tail, values: Tail, memory: StepMemory) -> Tensor:
@@ -413,18 +424,22 @@ def attend(qkv: Tensor, rates: Tensor, *, heads: int, keys: Tail, values: Tail, 
     """
     batch, count, width = qkv.shape
     dim = width // (3 * heads)
-    rows, block = memory.state.rows, max(16, triton.next_power_of_2(dim))
+    rows = memory.state.rows
     out = qkv.new_empty(batch, count, heads * dim)
     _attend_kernel[(batch, heads)](
         qkv, rates, memory.state.frames, memory.slots, rows[0, keys.start :], rows[0, values.start :], rows.stride(0), out,
-        count, heads, dim**-0.5, PAST=keys.rows, ROWS=max(16, triton.next_power_of_2(count)),
-        KEYS=max(16, triton.next_power_of_2(keys.rows + MOST_FRAMES)), D=dim, BLOCK=block, num_warps=8,
+        count, heads, dim**-0.5, PAST=keys.rows, KEYS=max(16, triton.next_power_of_2(keys.rows)),
+        ROWS=max(16, triton.next_power_of_2(count)), D=dim, BLOCK=max(16, triton.next_power_of_2(dim)),
+        **_early(out.device),
     )  # fmt: skip
     return out
 
 
 @triton.jit(do_not_specialize=["frames"])
-def _remember_kernel(kept_ptr, kept_width, slots_ptr, state_ptr, state_width, frames_ptr, frames, BLOCK: tl.constexpr):
+def _remember_kernel(
+    kept_ptr, kept_width, slots_ptr, state_ptr, state_width, frames_ptr, frames, EARLY: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    _begin(EARLY)
     stream, place = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     slot, inside = tl.load(slots_ptr + stream), place < kept_width
     kept = tl.load(kept_ptr + stream * kept_width + place, mask=inside, other=0.0)
@@ -437,12 +452,6 @@ def remember(memory: StepMemory, scratch: Scratch, frames: int) -> None:
     """The end of a step of so many frames: what was set aside becomes the state."""
     state, (batch, width) = memory.state, scratch.rows.shape
     _remember_kernel[(batch, triton.cdiv(width, 2048))](
-        scratch.rows,
-        width,
-        memory.slots,
-        state.rows[0, scratch.first :],
-        state.rows.stride(0),
-        state.frames,
-        frames,
-        BLOCK=2048,
-    )
+        scratch.rows, width, memory.slots, state.rows[0, scratch.first :], state.rows.stride(0), state.frames, frames,
+        BLOCK=2048, **_early(state.rows.device),
+    )  # fmt: skip
