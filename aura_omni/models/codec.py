@@ -109,16 +109,8 @@ class _Reach:
 
 
 @cache
-def codec_kernels() -> ModuleType:
-    """`models.codec_kernels`, imported on first use: Triton only exists where CUDA does."""
-    from aura_omni.models import codec_kernels as kernels
-
-    return kernels
-
-
-@cache
 def codec_fused() -> ModuleType:
-    """`models.codec_fused`, likewise."""
+    """`models.codec_fused`, imported on first use: Triton only exists where CUDA does."""
     from aura_omni.models import codec_fused as fused
 
     return fused
@@ -191,15 +183,9 @@ class _Attention(nn.Module):
         self.keys = plan.reserve(config.window - 1, width)
         self.values = plan.reserve(config.window - 1, width)
 
-    def forward(self, x: Tensor, memory: StepMemory, reach: _Reach | Tensor) -> Tensor:
+    def forward(self, x: Tensor, memory: StepMemory, reach: _Reach) -> Tensor:
         batch, count, _ = x.shape
-        qkv = self.qkv_proj(x)
-        if isinstance(reach, Tensor):
-            keys, values = self.keys, self.values
-            return self.o_proj(
-                codec_kernels().attend(qkv, reach, heads=self.heads, keys=keys, values=values, memory=memory)
-            )
-        q, k, v = self.qkv_proj.split(qkv)
+        q, k, v = self.qkv_proj.split(self.qkv_proj(x))
         by_row = (batch * count, self.heads, self.head_dim)
         q = rotate(q.reshape(by_row), reach.cos, reach.sin)
         k = rotate(k.reshape(by_row), reach.cos, reach.sin)
@@ -216,7 +202,10 @@ class _Attention(nn.Module):
         return x.unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)
 
 
-class _TransformerLayer(nn.Module):
+class _TransformerLayer(Prepared):
+    scaled_o: Tensor
+    scaled_down: Tensor
+
     def __init__(self, plan: StatePlan, config: CodecConfig) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden, config.rms_eps)
@@ -226,13 +215,17 @@ class _TransformerLayer(nn.Module):
         self.mlp = SwiGLU(config.hidden, config.intermediate)
         self.mlp_layer_scale = LayerScale(config.hidden)
 
-    def forward(
-        self, x: Tensor, normed: Tensor, memory: StepMemory, reach: _Reach | Tensor, following: RMSNorm
-    ) -> tuple[Tensor, Tensor]:
-        """x and x normed by `input_layernorm` -> the layer's output, and that normed by the `following` layer's."""
-        attended = self.self_attn(normed, memory, reach)
-        x, normed = self.post_attention_layernorm.of_sum(x, attended, self.self_attn_layer_scale.scale)
-        return following.of_sum(x, self.mlp(normed), self.mlp_layer_scale.scale)
+    def prepare(self) -> None:
+        """The last matrices of both halves with the scales in them: for `codec_fused`, which adds their products to x at once."""
+        for name, linear, scale in (
+            ("scaled_o", self.self_attn.o_proj, self.self_attn_layer_scale),
+            ("scaled_down", self.mlp.down_proj, self.mlp_layer_scale),
+        ):
+            self.register_buffer(name, scale.scale.detach()[:, None] * linear.weight.detach(), persistent=False)
+
+    def forward(self, x: Tensor, memory: StepMemory, reach: _Reach) -> Tensor:
+        x = x + self.self_attn_layer_scale(self.self_attn(self.input_layernorm(x), memory, reach))
+        return x + self.mlp_layer_scale(self.mlp(self.post_attention_layernorm(x)))
 
 
 class _Transformer(nn.Module):
@@ -245,16 +238,13 @@ class _Transformer(nn.Module):
         self.norm = RMSNorm(config.hidden, config.rms_eps)
         self.output_proj = nn.Linear(config.hidden, config.latent)
 
-    def forward(self, x: Tensor, memory: StepMemory, first: Tensor | None) -> Tensor:
-        """x [B, T, latent]; first int64 [B]: the position of each stream's first row; None: kernels find it in the state."""
+    def forward(self, x: Tensor, memory: StepMemory, first: Tensor) -> Tensor:
+        """x [B, T, latent]; first int64 [B]: the position of each stream's first row."""
         x = self.input_proj(x)
-        reach = self.rope.on(x.device)[0] if first is None else self._reach(x, first)
-        layers: list[Any] = list(self.layers)
-        norms = [*(layer.input_layernorm for layer in layers), self.norm]
-        normed = norms[0](x)
-        for layer, following in zip(layers, norms[1:], strict=True):
-            x, normed = layer(x, normed, memory, reach, following)
-        return self.output_proj(normed)
+        reach = self._reach(x, first)
+        for layer in self.layers:
+            x = layer(x, memory, reach)
+        return self.output_proj(self.norm(x))
 
     def _reach(self, x: Tensor, first: Tensor) -> _Reach:
         count, past = x.shape[1], self.window - 1
@@ -332,9 +322,7 @@ class CodecDecoder(nn.Module):
         latent, width = config.latent, config.width
         self.quantizer = Quantizer(config)
         transformer = _Transformer(plan, config)
-        self.first_tail = (
-            plan.size
-        )  # where in the state inputs of convolutions begin; keys and values are in front of them
+        self.first_tail = plan.size  # in the state: behind keys and values are the inputs of convolutions
         self.pre_conv = CausalConv(plan, config.codebook_dim, latent, 3)
         self.pre_transformer = transformer
         self.upsample = nn.ModuleList(_LatentBlock(plan, latent, rate) for rate in config.latent_rates)

@@ -8,12 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from aura_omni.models import codec_kernels as kernels
 from aura_omni.models.codec_kernels import Led
 from aura_omni.models.codec_layers import SnakeBeta, Taps
 from aura_omni.models.codec_state import CodecState, StepMemory, Tail
+from aura_omni.models.layers import few, fused, fused_linear
 
 if TYPE_CHECKING:
     from aura_omni.models.codec import CodecDecoder
@@ -42,9 +44,41 @@ class FusedStep:
             codes, quantizer.table, quantizer.size, tail=enter.tail, memory=memory, scratch=self._scratch
         )
         x = self._conv(led, enter.taps).x
-        few = codes.shape[1] <= kernels.MOST_FRAMES
-        first = None if few else memory.state.frames.index_select(0, memory.slots)
-        return decoder.pre_transformer(x, memory, first)
+        if codes.shape[1] > kernels.MOST_FRAMES:  # a reference, once
+            return decoder.pre_transformer(x, memory, memory.state.frames.index_select(0, memory.slots))
+        return self._transformed(x)
+
+    def _transformed(self, x: Tensor) -> Tensor:
+        """[B, T, latent] -> [B, T, latent]"""
+        transformer, shape = self._decoder.pre_transformer, x.shape[:2]
+        layers: list[Any] = list(transformer.layers)
+        rates, _ = transformer.rope.on(x.device)
+        rows = transformer.input_proj(x).flatten(0, 1)
+
+        def attended(layer: Any, qkv: Tensor) -> Tensor:
+            of, qkv = layer.self_attn, qkv.unflatten(0, shape)
+            out = kernels.attend(qkv, rates, heads=of.heads, keys=of.keys, values=of.values, memory=self._memory)
+            return out.flatten(0, 1)
+
+        if few(rows):
+            products = fused_linear()
+            for layer in layers:
+                norm, after = layer.input_layernorm, layer.post_attention_layernorm
+                qkv = products.normed_linear(rows, norm.weight, norm.eps, layer.self_attn.qkv_proj.weight)
+                rows = products.linear_added(attended(layer, qkv), layer.scaled_o, rows)
+                inner = products.normed_swiglu(rows, after.weight, after.eps, layer.mlp.gate_up_proj.weight)
+                rows = products.linear_added(inner, layer.scaled_down, rows)
+            normed = transformer.norm(rows)
+        else:
+            normed = layers[0].input_layernorm(rows)
+            for layer, norm in zip(
+                layers, [*(layer.input_layernorm for layer in layers[1:]), transformer.norm], strict=True
+            ):
+                more = F.linear(attended(layer, layer.self_attn.qkv_proj(normed)), layer.scaled_o)
+                rows, normed = layer.post_attention_layernorm.of_sum(rows, more)
+                inner = fused().silu_mul(layer.mlp.gate_up_proj(normed))
+                rows, normed = norm.of_sum(rows, F.linear(inner, layer.scaled_down))
+        return transformer.output_proj(normed).unflatten(0, shape)
 
     def samples(self, latents: Tensor) -> Tensor:
         """latents [B, T, latent] -> float32 [B, T * 1920]."""

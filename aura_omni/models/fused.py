@@ -44,16 +44,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 @triton.jit
-def _add_rms_norm_kernel(
-    x_ptr, more_ptr, scale_ptr, weight_ptr, sum_ptr, out_ptr, size, eps, SCALED: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
+def _add_rms_norm_kernel(x_ptr, more_ptr, weight_ptr, sum_ptr, out_ptr, size, eps, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, BLOCK)
     inside = dims < size
     x = tl.load(x_ptr + row * size + dims, mask=inside, other=0.0)
     more = tl.load(more_ptr + row * size + dims, mask=inside, other=0.0)
-    if SCALED:
-        more *= tl.load(scale_ptr + dims, mask=inside, other=0.0)
     both = (x.to(tl.float32) + more.to(tl.float32)).to(x.dtype)
     tl.store(sum_ptr + row * size + dims, both, mask=inside)
     wide = both.to(tl.float32)
@@ -62,17 +58,13 @@ def _add_rms_norm_kernel(
     tl.store(out_ptr + row * size + dims, (wide * scale).to(x.dtype) * weight, mask=inside)
 
 
-def add_rms_norm(
-    x: Tensor, more: Tensor, weight: Tensor, eps: float, *, scale: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def add_rms_norm(x: Tensor, more: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """As `layers.RMSNorm.of_sum`: x, more [..., D] -> their sum, and that normed."""
     x, more = x.contiguous(), more.contiguous()
     total, out = torch.empty_like(x), torch.empty_like(x)
     size = x.shape[-1]
     block = triton.next_power_of_2(size)
-    _add_rms_norm_kernel[(x.numel() // size,)](
-        x, more, x if scale is None else scale, weight, total, out, size, eps, SCALED=scale is not None, BLOCK=block
-    )
+    _add_rms_norm_kernel[(x.numel() // size,)](x, more, weight, total, out, size, eps, BLOCK=block)
     return total, out
 
 

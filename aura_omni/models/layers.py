@@ -77,13 +77,13 @@ class RMSNorm(nn.Module):
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
 
-    def of_sum(self, x: Tensor, more: Tensor | None, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """x + scale * more (no scale: 1; no more: just x), and that normed. scale [D]"""
+    def of_sum(self, x: Tensor, more: Tensor | None) -> tuple[Tensor, Tensor]:
+        """x + more (None: just x), and that normed."""
         if more is None:
             return x, self(x)
         if fusible(x):
-            return fused().add_rms_norm(x, more, self.weight, self.eps, scale=scale)
-        x = x + (more if scale is None else scale * more)
+            return fused().add_rms_norm(x, more, self.weight, self.eps)
+        x = x + more
         return x, self(x)
 
 
