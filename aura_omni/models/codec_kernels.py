@@ -112,7 +112,7 @@ def _sine_squared(x):
 # ---------------------------------------------------------------- convolutions
 
 
-_NUMBERS = ("parts", "tail", "total", "count", "taps", "dilation", "scaled", "added", "wanted", "snake", "gelu")
+_NUMBERS = ("parts", "total", "count", "taps", "dilation", "scaled", "added", "wanted", "snake", "gelu")
 
 
 @triton.jit(do_not_specialize=_NUMBERS)
@@ -128,12 +128,11 @@ def _conv_kernel(
     tile, part, across = tl.program_id(0), tl.program_id(1), tl.cdiv(outputs, COLUMNS)
     row, column = tile // across * ROWS + tl.arange(0, ROWS), tile % across * COLUMNS + tl.arange(0, COLUMNS)
     inside = (row < total)[:, None] & (column < outputs)[None, :]
-    # Rows and columns that are not there repeat the last, so that loads need no mask.
-    row, column = tl.minimum(row, total - 1), tl.minimum(column, outputs - 1)
-    stream, time = row // count, row % count
-    depth = tl.arange(0, DEPTH)
-    x_row = x_ptr + (stream.to(tl.int64) * stream_width + time * width)[:, None] + depth[None, :]
-    w_column = weight_ptr + (column.to(tl.int64) * row_step)[None, :] + depth[:, None]
+    stream, time, depth = row // count, row % count, tl.arange(0, DEPTH)
+    # Where no row or column is, the last is read, so that nothing needs a mask.
+    real, last = tl.minimum(row, total - 1), tl.minimum(column, outputs - 1)
+    x_row = x_ptr + ((real // count).to(tl.int64) * stream_width + real % count * width)[:, None] + depth[None, :]
+    w_column = weight_ptr + (last.to(tl.int64) * row_step)[None, :] + depth[:, None]
     blocks = tl.cdiv(width, DEPTH)
     sums = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
     for block in range(part * taps * blocks // parts, (part + 1) * taps * blocks // parts):
@@ -157,8 +156,8 @@ def _conv_kernel(
         for other in range(parts):  # in the same order, whoever came last
             sums += tl.load(mine + other * SIZE, cache_modifier=".cg")
     kind: tl.constexpr = x_ptr.dtype.element_ty
-    at, there, channel = (row * outputs)[:, None] + column[None, :], column >= 0, column % channels
-    y = sums + tl.load(bias_ptr + column).to(tl.float32)[None, :]
+    at, there, channel = (row * outputs)[:, None] + column[None, :], column < outputs, column % channels
+    y = sums + tl.load(bias_ptr + column, mask=there, other=0.0).to(tl.float32)[None, :]
     y *= tl.load(gamma_ptr + column, mask=there & (scaled > 0), other=1.0).to(tl.float32)[None, :]
     y += tl.load(more_ptr + at, mask=inside & (added > 0), other=0.0).to(tl.float32)
     tl.store(out_ptr + at, y.to(kind), mask=inside & (wanted > 0))
@@ -196,7 +195,11 @@ def tile_of(rows: int, taps: Taps, itemsize: int) -> Tile:
     def programs(tile: Tile) -> int:
         return triton.cdiv(rows, tile.rows) * triton.cdiv(taps.outputs, tile.columns)
 
-    for tile in (Tile(128, 128, depth, 8, 3), Tile(64, 128, depth, 4, 4), Tile(64, 64, depth, 4, 4)):
+    for tile in (
+        Tile(128, 128, depth, 8, 4 if depth < 64 else 3),
+        Tile(128, 64, depth, 4, 4),
+        Tile(64, 64, depth, 4, 4),
+    ):
         if programs(tile) >= PROGRAMS:
             return tile
     tile = Tile(64 if rows > 32 else 32 if rows > 16 else 16, 64 if rows > 32 else 32, depth, 4, 4)
@@ -328,7 +331,7 @@ def depthwise_norm(x: Led, taps: Tensor, bias: Tensor, norm: torch.nn.LayerNorm)
 # ---------------------------------------------------------------- codes, attention, state
 
 
-@triton.jit(do_not_specialize=["count", "tail"])
+@triton.jit(do_not_specialize=["count"])
 def _quantize_kernel(
     codes_ptr, codes_width, table_ptr, led_ptr, slots_ptr, state_ptr, state_width, kept_ptr, kept_width, tail,
     count, size, width, EARLY: tl.constexpr, BOOKS: tl.constexpr, WIDTH: tl.constexpr,
