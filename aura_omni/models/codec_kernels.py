@@ -24,7 +24,7 @@ from aura_omni.models.fused import starts_early
 MOST_FRAMES = 32  # of a stream in `attend`, where one program holds all of its keys
 
 
-ARRIVALS = 4096  # tiles of a step that several programs share, at most: some 30 layers of up to PROGRAMS / 2
+ARRIVALS = 1 << 14  # tiles of a step that several programs share, at most: some 30 layers of up to a few hundred
 
 
 class Scratch:
