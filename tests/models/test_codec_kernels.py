@@ -105,3 +105,24 @@ def test_steps_in_kernels_are_those_as_written(
     torch.testing.assert_close(samples, plain[0], rtol=0, atol=1e-5)
     torch.testing.assert_close(rows, plain[1], rtol=1e-4, atol=1e-4)
     assert torch.equal(frames, plain[2])
+
+
+@pytest.mark.parametrize("count", [1, 5, 32])
+def test_attention_of_streams_of_any_age(decoder: CodecDecoder, count: int) -> None:
+    torch.manual_seed(0)
+    transformer = decoder.pre_transformer
+    attention, rope = transformer.layers[1].self_attn, transformer.rope
+    assert isinstance(attention, codec._Attention)
+    ours, plain = decoder.new_state(4), decoder.new_state(4)
+    ours.rows.normal_()
+    ours.frames.copy_(torch.tensor([70, 1_000, 0, 3]))
+    plain.rows.copy_(ours.rows)
+    slots = torch.tensor([2, 0, 1, 3], device=DEVICE)
+    x = torch.randn(4, count, decoder.config.hidden, device=DEVICE)
+    expected = attention(x, StepMemory(plain, slots), transformer._reach(x, ours.frames[slots]))
+    out = codec_kernels.attend(
+        attention.qkv_proj(x), rope.on(x.device)[0], heads=attention.heads, keys=attention.keys, values=attention.values,
+        memory=StepMemory(ours, slots),
+    )  # fmt: skip
+    torch.testing.assert_close(attention.o_proj(out), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(ours.rows, plain.rows, rtol=1e-5, atol=1e-5)
