@@ -16,13 +16,17 @@ from triton.compiler import ASTSource
 from triton.compiler import compile as compiled
 
 from aura_omni.engine import fused_sampler, paged_attention
-from aura_omni.models import fused, fused_linear, fused_tiles
+from aura_omni.models import codec_kernels, fused, fused_linear, fused_tiles
+from aura_omni.models.codec import CodecConfig, CodecDecoder
+from aura_omni.models.codec_fused import FusedStep
+from aura_omni.models.weights import Prepared
+from tests.models.codec_reference import PUBLISHED
 
 HOPPER = GPUTarget("cuda", 90, 32)
 TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64", torch.int32: "*i32", torch.uint8: "*u8"}
 
 
-MODULES = (fused, fused_linear, fused_tiles, fused_sampler, paged_attention)
+MODULES = (fused, fused_linear, fused_tiles, fused_sampler, paged_attention, codec_kernels)
 
 
 class Recorder:
@@ -48,9 +52,15 @@ class Recorder:
                 signature[name] = TYPES[value.dtype]
             else:
                 signature[name] = "fp32" if isinstance(value, float) else "i32"
-        aligned = {
-            (place,): [["tt.divisibility", 16]] for place, name in enumerate(names) if signature[name].startswith("*")
+        # As Triton is told of a launch: addresses, and numbers that a kernel does not take as they come, are multiples of 16.
+        taken = {parameter.name for parameter in self._kernel.params if parameter.do_not_specialize}
+        even = {
+            name
+            for name in names
+            if signature[name].startswith("*")
+            or (signature[name] == "i32" and name not in taken and not arguments[name] % 16)
         }
+        aligned = {(place,): [["tt.divisibility", 16]] for place, name in enumerate(names) if name in even}
         source = ASTSource(self._kernel, signature, {name: arguments[name] for name in constants}, aligned)
         done = compiled(source, target=HOPPER, options=options)
         print(self._kernel.__name__, done.metadata.shared, flush=True)
@@ -128,6 +138,19 @@ def launches() -> Iterator[Callable[[], object]]:
     logits = made(8, 3_072, dtype=torch.float32)
     yield partial(fused_sampler.constrain, logits, integers(8), integers(8), columns=(3, 4, 5, 2), **tables)
     yield partial(fused_sampler.pick_large, made(8, 151_936, dtype=torch.float32), *draw, stream=0)
+    with torch.device("meta"):
+        decoder = CodecDecoder(CodecConfig.from_json(PUBLISHED)).to(torch.bfloat16).requires_grad_(False)
+        for part in decoder.modules():
+            if isinstance(part, Prepared):
+                part.prepare()
+        for streams, frames in ((1, 1), (8, 1), (64, 1)):
+            step = FusedStep(decoder, decoder.new_state(streams), integers(streams))
+            yield partial(code2wav, step, integers(streams, frames, 16))
+
+
+def code2wav(step: FusedStep, codes: torch.Tensor) -> None:
+    step.samples(step.latents(codes))
+    step.end(codes.shape[1])
 
 
 def main() -> None:
