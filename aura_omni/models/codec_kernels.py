@@ -184,26 +184,31 @@ class Tile:
 
 PROGRAMS = 132  # multiprocessors of an H200: fewer programs leave some idle
 LEAST_STEPS = 6  # of a program that shares a tile: with fewer, adding parts up takes longer than making them
+# The largest that still makes enough programs is taken; their loops are as fast as cuBLAS's where there are many rows.
+EVEN_TILES = (
+    Tile(128, 128, 64, warps=8, stages=3),
+    Tile(128, 64, 64, warps=4, stages=4),
+    Tile(64, 64, 64, warps=4, stages=4),
+)
+NARROW_TILES = (Tile(256, 128, 32, warps=8, stages=4), Tile(128, 32, 32, warps=4, stages=5))  # of 96 channels
 
 
 def tile_of(rows: int, taps: Taps, itemsize: int) -> Tile:
     """What one program computes of a layer of so many rows."""
-    depth = 64 if taps.width % 64 == 0 else 32
     if itemsize > 2:
         return Tile(64, 64, 32, warps=8, stages=2)
 
     def programs(tile: Tile) -> int:
         return triton.cdiv(rows, tile.rows) * triton.cdiv(taps.outputs, tile.columns)
 
-    for tile in (
-        Tile(128, 128, depth, 8, 4 if depth < 64 else 3),
-        Tile(128, 64, depth, 4, 4),
-        Tile(64, 64, depth, 4, 4),
-    ):
-        if programs(tile) >= PROGRAMS:
+    even = taps.width % 64 == 0
+    for tile in EVEN_TILES if even else NARROW_TILES:
+        wasteful = even and tile.columns == 128 and taps.outputs % 128
+        if programs(tile) >= PROGRAMS and not wasteful:
             return tile
-    tile = Tile(64 if rows > 32 else 32 if rows > 16 else 16, 64 if rows > 32 else 32, depth, 4, 4)
-    parts = min(PROGRAMS // programs(tile), taps.count * taps.width // depth // LEAST_STEPS, 8)
+    depth = 64 if even else 32
+    tile = Tile(64 if rows > 32 else 32 if rows > 16 else 16, 64, depth, warps=4, stages=4)
+    parts = min(2 * PROGRAMS // programs(tile), taps.count * taps.width // depth // LEAST_STEPS, 8)
     return replace(tile, parts=max(1, parts))
 
 
