@@ -55,11 +55,7 @@ FEATURES: Mapping[str, Mapping[str, object]] = {
         "aura_omni.engine.paged_attention.DecodeStep.takes_raw": _no,
     },
     # Kernels that begin before the one in front of them has ended.
-    "early-starts": {
-        "aura_omni.models.fused.starts_early": _no,
-        "aura_omni.models.codec_kernels.starts_early": _no,
-        "aura_omni.engine.paged_attention.starts_early": _no,
-    },
+    "early-starts": {"aura_omni.models.fused.starts_early": _no, "aura_omni.engine.paged_attention.starts_early": _no},
     # Code2Wav's convolutions with their memory and activations in one launch, and its attention in another.
     "fused-codec": {"aura_omni.models.codec.fusible": _no},
     # Turning the vision tower's queries and keys in one launch, and norming its sums in that which adds them up.

@@ -9,22 +9,19 @@ copies of windows: products of the rows at each tap, summed in float32, then bia
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aura_omni.models.codec_layers import Taps
 from aura_omni.models.codec_state import StepMemory, Tail
-from aura_omni.models.fused import starts_early
 
 MOST_FRAMES = 32  # of a stream in `attend`, where one program holds all of its keys
 
 
-ARRIVALS = 1 << 14  # tiles of a step that several programs share, at most: some 30 layers of up to a few hundred
+ARRIVALS = 1 << 13  # tiles of a step that several programs share, at most: some 40 layers of up to PROGRAMS
 
 
 class Scratch:
@@ -59,19 +56,6 @@ class Led:
     @property
     def count(self) -> int:
         return self.x.shape[1] - self.rows
-
-
-def _early(device: torch.device) -> dict[str, Any]:
-    """Options of a launch whose kernel begins with `_begin`."""
-    return {"EARLY": True, "launch_pdl": True} if starts_early(device) else {"EARLY": False}
-
-
-@triton.jit
-def _begin(EARLY: tl.constexpr):
-    """The next kernel may be made ready; this one waits until the one in front of it has ended."""
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
 
 
 @triton.jit
@@ -121,10 +105,9 @@ def _conv_kernel(
     slots_ptr, state_ptr, state_width, kept_ptr, kept_width, tail,
     total, count, stream_width, width, outputs, channels, tap_step, row_step, taps, dilation,
     scaled, added, wanted, snake, gelu,  # 0 or 1, of a call and not of the program: compiling takes seconds
-    EVEN: tl.constexpr, SHARED: tl.constexpr, EARLY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    EVEN: tl.constexpr, SHARED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """Program (tile, part): COLUMNS outputs of ROWS of the B T rows; SHARED: one of `parts` of their sums, and the last to come adds them."""
-    _begin(EARLY)
     tile, part, across = tl.program_id(0), tl.program_id(1), tl.cdiv(outputs, COLUMNS)
     row, column = tile // across * ROWS + tl.arange(0, ROWS), tile % across * COLUMNS + tl.arange(0, COLUMNS)
     inside = (row < total)[:, None] & (column < outputs)[None, :]
@@ -184,26 +167,31 @@ class Tile:
 
 PROGRAMS = 132  # multiprocessors of an H200: fewer programs leave some idle
 LEAST_STEPS = 6  # of a program that shares a tile: with fewer, adding parts up takes longer than making them
+# The largest that still makes enough programs is taken; their loops are as fast as cuBLAS's where there are many rows.
+EVEN_TILES = (
+    Tile(128, 128, 64, warps=8, stages=3),
+    Tile(128, 64, 64, warps=4, stages=4),
+    Tile(64, 64, 64, warps=4, stages=4),
+)
+NARROW_TILES = (Tile(128, 32, 32, warps=4, stages=5),)  # of 96 channels
 
 
 def tile_of(rows: int, taps: Taps, itemsize: int) -> Tile:
     """What one program computes of a layer of so many rows."""
-    depth = 64 if taps.width % 64 == 0 else 32
     if itemsize > 2:
         return Tile(64, 64, 32, warps=8, stages=2)
 
     def programs(tile: Tile) -> int:
         return triton.cdiv(rows, tile.rows) * triton.cdiv(taps.outputs, tile.columns)
 
-    for tile in (
-        Tile(128, 128, depth, 8, 4 if depth < 64 else 3),
-        Tile(128, 64, depth, 4, 4),
-        Tile(64, 64, depth, 4, 4),
-    ):
-        if programs(tile) >= PROGRAMS:
+    even = taps.width % 64 == 0
+    for tile in EVEN_TILES if even else NARROW_TILES:
+        wasteful = even and tile.columns == 128 and taps.outputs % 128
+        if programs(tile) >= PROGRAMS and not wasteful:
             return tile
-    tile = Tile(64 if rows > 32 else 32 if rows > 16 else 16, 64 if rows > 32 else 32, depth, 4, 4)
-    parts = min(PROGRAMS // programs(tile), taps.count * taps.width // depth // LEAST_STEPS, 8)
+    depth = 64 if even else 32
+    tile = Tile(64 if rows > 32 else 32 if rows > 16 else 16, 64, depth, warps=4, stages=4)
+    parts = min(2 * PROGRAMS // programs(tile), taps.count * taps.width // depth // LEAST_STEPS, 8)
     return replace(tile, parts=max(1, parts))
 
 
@@ -245,7 +233,6 @@ def conv(
         int(gamma is not None), int(more is not None), int(out), int(snake is not None), int(gelu),
         EVEN=taps.width % tile.depth == 0, SHARED=tile.parts > 1,
         ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, num_warps=tile.warps, num_stages=tile.stages,
-        **_early(kind.device),
     )  # fmt: skip
     return y, led
 
@@ -267,9 +254,8 @@ def _places(tail: Tail | None, memory: StepMemory, scratch: Scratch) -> tuple[ob
 @triton.jit(do_not_specialize=["total", "count"])
 def _last_conv_kernel(
     x_ptr, weight_ptr, bias_ptr, out_ptr, total, count, stream_width, width,
-    EARLY: tl.constexpr, TAPS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    TAPS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    _begin(EARLY)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     there, channel = row < total, tl.arange(0, WIDTH)
     real = (channel < width)[None, :] & there[:, None]
@@ -290,7 +276,7 @@ def last_conv(x: Led, taps: Taps) -> Tensor:
     out = x.x.new_empty(batch, x.count, dtype=torch.float32)
     _last_conv_kernel[(triton.cdiv(total, 32),)](
         x.x, taps.weight, taps.bias, out, total, x.count, x.x.shape[1] * taps.width, taps.width,
-        TAPS=taps.count, ROWS=32, WIDTH=triton.next_power_of_2(taps.width), **_early(out.device),
+        TAPS=taps.count, ROWS=32, WIDTH=triton.next_power_of_2(taps.width),
     )  # fmt: skip
     return out
 
@@ -298,9 +284,8 @@ def last_conv(x: Led, taps: Taps) -> Tensor:
 @triton.jit(do_not_specialize=["count"])
 def _depthwise_norm_kernel(
     x_ptr, taps_ptr, bias_ptr, norm_ptr, shift_ptr, out_ptr, count, stream_width, width, eps,
-    EARLY: tl.constexpr, TAPS: tl.constexpr, WIDTH: tl.constexpr,
+    TAPS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    _begin(EARLY)
     row, channel = tl.program_id(0), tl.arange(0, WIDTH)
     inside = channel < width
     x_row = x_ptr + (row // count).to(tl.int64) * stream_width + (row % count) * width + channel
@@ -323,7 +308,7 @@ def depthwise_norm(x: Led, taps: Tensor, bias: Tensor, norm: torch.nn.LayerNorm)
     out = x.x.new_empty(batch, x.count, width)
     _depthwise_norm_kernel[(batch * x.count,)](
         x.x, taps, bias, norm.weight, norm.bias, out, x.count, x.x.shape[1] * width, width, norm.eps,
-        TAPS=taps.shape[2], WIDTH=triton.next_power_of_2(width), **_early(out.device),
+        TAPS=taps.shape[2], WIDTH=triton.next_power_of_2(width),
     )  # fmt: skip
     return Led(out, 0)
 
@@ -334,9 +319,8 @@ def depthwise_norm(x: Led, taps: Tensor, bias: Tensor, norm: torch.nn.LayerNorm)
 @triton.jit(do_not_specialize=["count"])
 def _quantize_kernel(
     codes_ptr, codes_width, table_ptr, led_ptr, slots_ptr, state_ptr, state_width, kept_ptr, kept_width, tail,
-    count, size, width, EARLY: tl.constexpr, BOOKS: tl.constexpr, WIDTH: tl.constexpr,
+    count, size, width, BOOKS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    _begin(EARLY)
     row = tl.program_id(0) + tl.arange(0, 1)
     stream, time = row // count, row % count
     channel = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
@@ -360,7 +344,7 @@ def quantize(codes: Tensor, table: Tensor, size: int, *, tail: Tail, memory: Ste
     block = min(512, triton.next_power_of_2(width))
     _quantize_kernel[(batch * count, triton.cdiv(width, block))](
         codes, codes.stride(0), table, led.x, *_places(tail, memory, scratch), count, size, width,
-        BOOKS=books, WIDTH=block, **_early(table.device),
+        BOOKS=books, WIDTH=block,
     )  # fmt: skip
     return led
 
@@ -379,10 +363,9 @@ def _turned(x_ptr, at, dims, there, cos, sin, D: tl.constexpr):
 @triton.jit(do_not_specialize=["count"])
 def _attend_kernel(
     qkv_ptr, rates_ptr, frames_ptr, slots_ptr, keys_ptr, values_ptr, state_width, out_ptr, count, heads, scale,
-    EARLY: tl.constexpr, PAST: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
+    PAST: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program (stream, head): `count` queries over its PAST remembered keys and the new ones; then remembers the last PAST."""
-    _begin(EARLY)
     stream, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     kind: tl.constexpr = qkv_ptr.dtype.element_ty
     half: tl.constexpr = D // 2
@@ -433,16 +416,14 @@ def attend(qkv: Tensor, rates: Tensor, *, heads: int, keys: Tail, values: Tail, 
         qkv, rates, memory.state.frames, memory.slots, rows[0, keys.start :], rows[0, values.start :], rows.stride(0), out,
         count, heads, dim**-0.5, PAST=keys.rows, KEYS=max(16, triton.next_power_of_2(keys.rows)),
         ROWS=max(16, triton.next_power_of_2(count)), D=dim, BLOCK=max(16, triton.next_power_of_2(dim)),
-        **_early(out.device),
     )  # fmt: skip
     return out
 
 
 @triton.jit(do_not_specialize=["frames"])
 def _remember_kernel(
-    kept_ptr, kept_width, slots_ptr, state_ptr, state_width, frames_ptr, frames, EARLY: tl.constexpr, BLOCK: tl.constexpr
+    kept_ptr, kept_width, slots_ptr, state_ptr, state_width, frames_ptr, frames, BLOCK: tl.constexpr
 ):  # fmt: skip
-    _begin(EARLY)
     stream, place = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     slot, inside = tl.load(slots_ptr + stream), place < kept_width
     kept = tl.load(kept_ptr + stream * kept_width + place, mask=inside, other=0.0)
@@ -456,5 +437,5 @@ def remember(memory: StepMemory, scratch: Scratch, frames: int) -> None:
     state, (batch, width) = memory.state, scratch.rows.shape
     _remember_kernel[(batch, triton.cdiv(width, 2048))](
         scratch.rows, width, memory.slots, state.rows[0, scratch.first :], state.rows.stride(0), state.frames, frames,
-        BLOCK=2048, **_early(state.rows.device),
+        BLOCK=2048,
     )  # fmt: skip
