@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from aura_omni.engine_process.client import PipelineProcess
+from aura_omni.engine_process.messages import Accepted, Loaded
 from aura_omni.engine_process.wire import Link
 from aura_omni.engine_process.worker import Worker
 from aura_omni.errors import AuraError, BadVoice, CheckpointError, EngineError, Unavailable
@@ -220,6 +221,56 @@ def test_when_the_process_is_lost_every_turn_ends_with_one_error():
         with pytest.raises(Unavailable, match="ended"):
             client.submit(question(), Heard())
         assert client.counters == {}
+
+
+def test_a_listener_that_fails_does_not_keep_the_end_from_the_others():
+    def failing(event: Event) -> None:
+        raise ValueError("a listener's mistake")
+
+    with apart(lambda report: Pipeline(endless)) as (client, there, _):
+        client.wait_until_loaded(unreported)
+        heard = Heard()
+        for sink in (failing, heard):
+            client.submit(question(), sink)
+        there.close()
+        assert heard.end().reason == "error"
+
+
+def test_nobody_waits_for_a_process_that_does_not_read(monkeypatch):
+    """While a large request is stuck on its way there, turns are cancelled and counters read on the event loop's account."""
+    monkeypatch.setattr("aura_omni.engine_process.client.CLOSING_S", 0.5)
+    here, there = map(Link, socket.socketpair())
+    client = PipelineProcess(here, None)
+    there.send(Loaded((), (), (), None))
+    client.wait_until_loaded(unreported)
+    accepting = threading.Thread(target=lambda: there.send(Accepted(there.receive().turn)))
+    accepting.start()
+    turn = client.submit(question(), Heard())
+    accepting.join()
+    refused = threading.Event()
+
+    def submit() -> None:
+        with pytest.raises(Unavailable, match="stopping"):
+            client.submit(question(Audio(np.zeros(10_000_000, np.float32), 16_000, b"key")), Heard())
+        refused.set()
+
+    def all_else() -> None:
+        turn.cancel()
+        assert client.counters == {}
+        client.close()
+        done.set()
+
+    done = threading.Event()
+    threading.Thread(target=submit, daemon=True).start()
+    while len(client._turns) < 2:
+        threading.Event().wait(0.01)
+    threading.Event().wait(0.2)  # as much of it as fits is on its way
+    threading.Thread(target=all_else, daemon=True).start()
+    try:
+        assert done.wait(WAIT_S)
+        assert refused.wait(WAIT_S)
+    finally:
+        there.close()
 
 
 def test_when_the_engine_stops_by_itself_nothing_more_is_taken():

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
+import weakref
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from aura_omni.engine_process.wire import OWN_BUFFER, Link
+from aura_omni.engine_process.wire import OWN_BUFFER, Link, Outbox
 from aura_omni.errors import AuraError, BadMedia, BadVoice, CodeOutOfRange, Overloaded
 
 
@@ -106,3 +108,23 @@ def test_a_message_that_breaks_off_is_the_end_of_file():
     with pytest.raises(EOFError):
         link.receive()
     link.close()
+
+
+def test_an_outbox_holds_nothing_that_it_has_sent(links):
+    class Message(str):
+        __slots__ = ("__weakref__",)
+
+        def __reduce__(self):
+            return str, ("sent",)
+
+    outbox, message = Outbox(links[0]), Message("waits")
+    held = weakref.ref(message)
+    outbox.put(message)
+    del message
+    assert links[1].receive() == "sent"
+    for _ in range(200):
+        if held() is None:
+            break
+        time.sleep(0.01)
+    assert held() is None
+    outbox.close()
