@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
+
 OWN_BUFFER = 32 * 2**10  # bytes from which an array goes beside the pickle
 _MOST_PARTS = 512  # of one system call; Linux takes 1,024
 _COUNT, _SIZE = struct.Struct("<I"), struct.Struct("<Q")
@@ -67,9 +69,10 @@ class Link:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
-    def _exactly(self, size: int) -> bytearray:
-        data = bytearray(size)
-        missing = memoryview(data)
+    def _exactly(self, size: int) -> memoryview:
+        # Python fills a bytearray with zeros first and keeps the interpreter from all threads meanwhile: 35 ms for 128 frames of 640x360.
+        data = memoryview(np.empty(size, np.uint8))
+        missing = data
         while missing:
             try:
                 got = self._socket.recv_into(missing)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 import time
 import weakref
 from collections.abc import Iterator
 
 import numpy as np
+import psutil
 import pytest
 
 from aura_omni.engine_process.wire import OWN_BUFFER, Link, Outbox
@@ -53,6 +55,25 @@ def test_what_arrives_is_memory_of_its_own(links):
     received = across(links, sent)
     received += 1  # also may be written to
     assert not sent.any()
+
+
+def test_memory_for_an_array_is_not_written_before_the_array_comes(links):
+    """Python would fill it with zeros and keep the interpreter from the engine meanwhile."""
+    size = 256 * 2**20
+    used = psutil.Process().memory_info().rss
+
+    def receive() -> None:
+        with pytest.raises(EOFError):
+            links[1].receive()
+
+    receiving = threading.Thread(target=receive)
+    receiving.start()
+    links[0]._socket.sendall(struct.pack("<IQQ", 2, 1, size) + b"N")
+    time.sleep(0.5)
+    grown = psutil.Process().memory_info().rss - used
+    links[0].close()
+    receiving.join()
+    assert grown < size / 2
 
 
 def test_messages_of_many_threads_do_not_mix(links):
