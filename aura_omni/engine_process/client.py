@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from aura_omni.config import Config
 from aura_omni.counters import Counters
 from aura_omni.engine_process.messages import (
+    SERVERS_SIGNALS,
     Accepted,
     Cancel,
     Close,
@@ -99,7 +100,12 @@ class PipelineProcess:
         here, there = socket.socketpair()
         with there:
             command = [sys.executable, "-m", "aura_omni.engine_process.worker", str(there.fileno())]
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[there.fileno()])
+            # A terminal interrupts both, and the new process has to read modules before it can say that it does not mind.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, SERVERS_SIGNALS)
+            try:
+                process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[there.fileno()])
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
         link = Link(here)
         client = cls(link, process)
         with suppress(OSError):  # it has ended already, which is told below

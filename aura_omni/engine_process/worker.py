@@ -19,6 +19,7 @@ from typing import Protocol
 
 from aura_omni.counters import Counters
 from aura_omni.engine_process.messages import (
+    SERVERS_SIGNALS,
     Accepted,
     Cancel,
     Close,
@@ -68,9 +69,9 @@ class Pipeline(Protocol):
 
 
 def main() -> None:
-    # The server hears the signals and tells; a terminal sends them to both.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in SERVERS_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SERVERS_SIGNALS)  # which the client has blocked for us
     link = Link(socket.socket(fileno=int(sys.argv[1])))
     start = link.receive()
     assert isinstance(start, Start)
