@@ -178,7 +178,10 @@ class PipelineProcess:
                 raise Unavailable(self._reason)
             self._turns[number] = submitted
         self._outbox.put(Submit(number, request))
-        submitted.taken.result()
+        try:
+            submitted.taken.result()
+        finally:
+            del submitted  # a refusal knows this frame: it would keep itself, and the request's media, until some day they are looked for
         return _Turn(number, self._outbox)
 
     def close(self) -> None:

@@ -123,11 +123,8 @@ class Worker:
 
     def _read(self) -> None:
         try:
-            while True:
-                message = self._link.receive()
-                if isinstance(message, Close):
-                    break
-                self._take(message)
+            while self._take(self._link.receive()):
+                pass
         except EOFError:
             pass
         if not self._told.is_set():
@@ -137,7 +134,10 @@ class Worker:
             self._pipeline.close()
         self._planners.shutdown()
 
-    def _take(self, message: object) -> None:
+    def _take(self, message: object) -> bool:
+        """Whether more will come."""
+        if isinstance(message, Close):
+            return False
         pipeline = self._pipeline
         assert pipeline is not None, "a message came before the pipeline was loaded"
         match message:
@@ -152,6 +152,7 @@ class Worker:
                 self._outbox.put(Counted(number, pipeline.counters))
             case _:
                 raise AssertionError(f"no such message: {type(message).__name__}")
+        return True
 
     def _submit(self, pipeline: Pipeline, message: Submit) -> None:
         number, ended = message.turn, threading.Event()

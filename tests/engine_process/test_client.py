@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import socket
 import threading
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import pytest
@@ -16,6 +19,7 @@ from aura_omni.engine_process.wire import Link
 from aura_omni.engine_process.worker import Worker
 from aura_omni.errors import AuraError, BadVoice, CheckpointError, EngineError, Unavailable
 from aura_omni.flow import Audio, AudioChunk, Ended, Event, Message, Report, Text, TurnRequest, unreported
+from aura_omni.server.turns import opened
 from tests.server.fake import USAGE, FakePipeline, Pause, plain_answer
 
 WAIT_S = 20
@@ -154,6 +158,37 @@ def test_a_refusal_is_raised_where_it_was_submitted(error):
         assert found.value.param == error.param
         assert client._turns == {}
     assert heard.events == []
+
+
+def test_a_refused_request_is_held_nowhere():
+    """Not even until the garbage collector comes, which may be when many more have: its media may be hundreds of megabytes."""
+    held = []
+
+    def script(request: TurnRequest) -> Iterator[Event]:
+        held.append(weakref.ref(request.messages[0].parts[0].samples))
+        raise BadVoice("no such voice")
+        yield
+
+    async def refused(client: PipelineProcess) -> None:
+        request = question(Audio(np.zeros(100_000, np.float32), 16_000, b"key"))
+        held.append(weakref.ref(request.messages[0].parts[0].samples))
+        with suppress(BadVoice):
+            async with opened(client, request):
+                pass
+
+    pipeline = Pipeline(script)
+    gc.disable()
+    try:
+        with loaded(pipeline) as client:
+            asyncio.run(refused(client))
+            pipeline.requests.clear()
+            for _ in range(200):
+                if not any(samples() is not None for samples in held):
+                    break
+                threading.Event().wait(0.01)
+            assert [samples() is not None for samples in held] == [False, False]
+    finally:
+        gc.enable()
 
 
 def test_a_mistake_of_the_pipeline_is_told_as_an_error_of_ours():
