@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from aura_omni.config import Config
 from aura_omni.counters import Counters
 from aura_omni.engine_process.messages import (
+    SERVERS_SIGNALS,
     Accepted,
     Cancel,
     Close,
@@ -37,7 +38,7 @@ from aura_omni.engine_process.messages import (
     Stopped,
     Submit,
 )
-from aura_omni.engine_process.wire import Link
+from aura_omni.engine_process.wire import Link, Outbox
 from aura_omni.errors import AuraError, EngineError, Unavailable
 from aura_omni.flow import Ended, Event, Report, StageName, StagePhase, TurnRequest, VoiceTask
 
@@ -55,15 +56,21 @@ class _Submitted:
     taken: Future[None] = field(default_factory=Future)  # result, or why it was refused
     ended: bool = False
 
+    def tell(self, event: Event) -> None:
+        try:
+            self.sink(event)
+        except Exception:
+            # One listener's mistake; the others' events come through this thread too.
+            log.exception("the listener of a turn failed")
+
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
     number: int
-    link: Link
+    outbox: Outbox
 
     def cancel(self) -> None:
-        with suppress(OSError):  # the process is gone, and with it the turn
-            self.link.send(Cancel(self.number))
+        self.outbox.put(Cancel(self.number))
 
 
 class PipelineProcess:
@@ -72,6 +79,8 @@ class PipelineProcess:
     def __init__(self, link: Link, process: subprocess.Popen[bytes] | None) -> None:
         """link: to a `worker.Worker`, in that process if it has one of its own. Call `wait_until_loaded` before all else."""
         self._link, self._process = link, process
+        # The event loop cancels turns, and must not wait until somebody's pictures are through.
+        self._outbox = Outbox(link)
         self._what = Loaded((), (), (), None)
         self._reason = "the engine's process is not loaded"  # empty: ready
         self._report: Report = lambda stage, phase: None
@@ -91,7 +100,12 @@ class PipelineProcess:
         here, there = socket.socketpair()
         with there:
             command = [sys.executable, "-m", "aura_omni.engine_process.worker", str(there.fileno())]
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[there.fileno()])
+            # A terminal interrupts both, and the new process has to read modules before it can say that it does not mind.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, SERVERS_SIGNALS)
+            try:
+                process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[there.fileno()])
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
         link = Link(here)
         client = cls(link, process)
         with suppress(OSError):  # it has ended already, which is told below
@@ -130,8 +144,8 @@ class PipelineProcess:
             if self._lost:
                 return self._counters
             self._counts[number] = answer
-        with suppress(OSError, TimeoutError, EngineError):
-            self._link.send(Count(number))
+        self._outbox.put(Count(number))
+        with suppress(TimeoutError, AuraError):
             self._counters = answer.result(_COUNTERS_S)
         return self._counters
 
@@ -163,16 +177,17 @@ class PipelineProcess:
             if self._reason or self._lost:
                 raise Unavailable(self._reason)
             self._turns[number] = submitted
-        with suppress(OSError):  # it has just been lost: the future is told how
-            self._link.send(Submit(number, request))
-        submitted.taken.result()
-        return _Turn(number, self._link)
+        self._outbox.put(Submit(number, request))
+        try:
+            submitted.taken.result()
+        finally:
+            del submitted  # a refusal knows this frame: it would keep itself, and the request's media, until some day they are looked for
+        return _Turn(number, self._outbox)
 
     def close(self) -> None:
         """End every turn as unavailable, then the process. Idempotent."""
         self._closing = True
-        with suppress(OSError):
-            self._link.send(Close())
+        self._outbox.put(Close())
         if threading.current_thread() is not self._reader:
             self._reader.join(CLOSING_S)
         if self._process is not None:
@@ -183,6 +198,7 @@ class PipelineProcess:
                 self._process.kill()
                 self._process.wait()
         self._link.close()
+        self._outbox.close()
 
     # ------------------------------------------------------------ what the process says
 
@@ -219,11 +235,7 @@ class PipelineProcess:
 
     def _hand_on(self, number: int, event: Event) -> None:
         submitted = self._turns[number]
-        try:
-            submitted.sink(event)
-        except Exception:
-            # One listener's mistake; the others' events come through this thread too.
-            log.exception("the listener of a turn failed")
+        submitted.tell(event)
         if isinstance(event, Ended):
             submitted.ended = True
             self._forget_if_over(number)
@@ -250,7 +262,7 @@ class PipelineProcess:
             if not submitted.taken.done():
                 submitted.taken.set_exception(error)
             elif not submitted.ended:
-                submitted.sink(Ended("error", error=error))
+                submitted.tell(Ended("error", error=error))
         self._turns.clear()
         for answer in self._counts.values():
             answer.set_exception(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -9,6 +10,9 @@ from aura_omni.config import Config
 from aura_omni.counters import Counters
 from aura_omni.errors import AuraError
 from aura_omni.flow import Event, StageName, StagePhase, TurnRequest, VoiceTask
+
+# The server hears them and tells; a terminal, or whoever stops a service, sends them to both processes.
+SERVERS_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 # ---------------------------------------------------------------- to the engine's process
 

@@ -14,8 +14,12 @@ import pickle
 import socket
 import struct
 import threading
+from collections import deque
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
+
+import numpy as np
 
 OWN_BUFFER = 32 * 2**10  # bytes from which an array goes beside the pickle
 _MOST_PARTS = 512  # of one system call; Linux takes 1,024
@@ -65,9 +69,10 @@ class Link:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
-    def _exactly(self, size: int) -> bytearray:
-        data = bytearray(size)
-        missing = memoryview(data)
+    def _exactly(self, size: int) -> memoryview:
+        # Python fills a bytearray with zeros first and keeps the interpreter from all threads meanwhile: 35 ms for 128 frames of 640x360.
+        data = memoryview(np.empty(size, np.uint8))
+        missing = data
         while missing:
             try:
                 got = self._socket.recv_into(missing)
@@ -77,3 +82,50 @@ class Link:
                 raise EOFError
             missing = missing[got:]
         return data
+
+
+class Outbox:
+    """Messages in the order of `put`, sent by a thread of its own, so that nobody waits until the other end reads."""
+
+    def __init__(self, link: Link, joined: Callable[[list[object]], Iterable[object]] = iter) -> None:
+        """joined: makes the messages that are sent of those that wait."""
+        self._link, self._joined = link, joined
+        self._waiting: deque[object] = deque()
+        self._there = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
+        self._thread.start()
+
+    def put(self, message: object) -> None:
+        """From any thread. What cannot be sent any more is dropped: whoever receives over the link finds out."""
+        with self._there:
+            self._waiting.append(message)
+            self._there.notify()
+
+    def close(self) -> None:
+        """Send what waits, then close the link."""
+        with self._there:
+            self._closing = True
+            self._there.notify()
+        self._thread.join()
+        self._link.close()
+
+    def _run(self) -> None:
+        try:
+            while taken := self._taken():
+                self._send(taken)
+                del taken  # nothing that was sent is held while there is nothing to send
+        except OSError:
+            pass  # the other end is gone
+
+    def _taken(self) -> list[object]:
+        """What waits, as soon as anything does; nothing: the end."""
+        with self._there:
+            self._there.wait_for(lambda: self._waiting or self._closing)
+            taken = list(self._waiting)
+            self._waiting.clear()
+            return taken
+
+    def _send(self, taken: list[object]) -> None:
+        for message in self._joined(taken):
+            self._link.send(message)

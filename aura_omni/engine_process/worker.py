@@ -13,13 +13,13 @@ import signal
 import socket
 import sys
 import threading
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from aura_omni.counters import Counters
 from aura_omni.engine_process.messages import (
+    SERVERS_SIGNALS,
     Accepted,
     Cancel,
     Close,
@@ -34,7 +34,7 @@ from aura_omni.engine_process.messages import (
     Stopped,
     Submit,
 )
-from aura_omni.engine_process.wire import Link
+from aura_omni.engine_process.wire import Link, Outbox
 from aura_omni.errors import AuraError
 from aura_omni.flow import Ended, Event, Report, StageName, TurnRequest, VoiceTask
 from aura_omni.interpreter import settled, shared_fairly
@@ -69,9 +69,9 @@ class Pipeline(Protocol):
 
 
 def main() -> None:
-    # The server hears the signals and tells; a terminal sends them to both.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in SERVERS_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SERVERS_SIGNALS)  # which the client has blocked for us
     link = Link(socket.socket(fileno=int(sys.argv[1])))
     start = link.receive()
     assert isinstance(start, Start)
@@ -94,7 +94,8 @@ class Worker:
         """orphaned: called, on any thread, when the server is gone before the pipeline was loaded."""
         self._link, self._load, self._orphaned = link, load, orphaned
         self._pipeline: Pipeline | None = None
-        self._outbox = _Outbox(link)
+        # Of messages and (turn, event); so the engine never waits for the server to read.
+        self._outbox = Outbox(link, _together)
         self._turns: dict[int, Turn] = {}  # that have not ended
         self._lock = threading.Lock()  # guards them
         self._planners = ThreadPoolExecutor(PLANNING_THREADS, thread_name_prefix="plan")
@@ -122,11 +123,8 @@ class Worker:
 
     def _read(self) -> None:
         try:
-            while True:
-                message = self._link.receive()
-                if isinstance(message, Close):
-                    break
-                self._take(message)
+            while self._take(self._link.receive()):
+                pass
         except EOFError:
             pass
         if not self._told.is_set():
@@ -136,7 +134,10 @@ class Worker:
             self._pipeline.close()
         self._planners.shutdown()
 
-    def _take(self, message: object) -> None:
+    def _take(self, message: object) -> bool:
+        """Whether more will come."""
+        if isinstance(message, Close):
+            return False
         pipeline = self._pipeline
         assert pipeline is not None, "a message came before the pipeline was loaded"
         match message:
@@ -151,6 +152,7 @@ class Worker:
                 self._outbox.put(Counted(number, pipeline.counters))
             case _:
                 raise AssertionError(f"no such message: {type(message).__name__}")
+        return True
 
     def _submit(self, pipeline: Pipeline, message: Submit) -> None:
         number, ended = message.turn, threading.Event()
@@ -180,56 +182,19 @@ def _told(error: Exception) -> AuraError:
     return error if isinstance(error, AuraError) else AuraError(f"the server failed: {type(error).__name__}: {error}")
 
 
-class _Outbox:
-    """Messages in the order of `put`, sent by a thread of its own, so that the engine never waits for the server to read."""
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
-        self._waiting: deque[object] = deque()
-        self._there = threading.Condition()
-        self._closing = False
-        self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
-        self._thread.start()
-
-    def put(self, message: object) -> None:
-        """A message, or (turn, event)."""
-        with self._there:
-            self._waiting.append(message)
-            self._there.notify()
-
-    def close(self) -> None:
-        """Send what waits, then close the link."""
-        with self._there:
-            self._closing = True
-            self._there.notify()
-        self._thread.join()
-        self._link.close()
-
-    def _run(self) -> None:
-        while True:
-            with self._there:
-                self._there.wait_for(lambda: self._waiting or self._closing)
-                taken = list(self._waiting)
-                self._waiting.clear()
-                if not taken:
-                    return
-            try:
-                self._send(taken)
-            except OSError:
-                return  # the server is gone; whoever reads from it will find out
-
-    def _send(self, taken: list[object]) -> None:
-        """Events that follow each other as one message."""
-        events: list[tuple[int, Event]] = []
-        for message in [*taken, None]:
-            if isinstance(message, tuple):
-                events.append(message)
-                continue
-            if events:
-                self._link.send(Happened(tuple(events)))
-                events = []
-            if message is not None:
-                self._link.send(message)
+def _together(waiting: list[object]) -> Iterator[object]:
+    """Messages, with (turn, event) that follow each other as one."""
+    events: list[tuple[int, Event]] = []
+    for message in waiting:
+        if isinstance(message, tuple):
+            events.append(message)
+            continue
+        if events:
+            yield Happened(tuple(events))
+            events = []
+        yield message
+    if events:
+        yield Happened(tuple(events))
 
 
 if __name__ == "__main__":

@@ -88,6 +88,8 @@ async def opened(pipeline: Pipeline, request: TurnRequest) -> AsyncIterator[Asyn
         except asyncio.CancelledError:
             submission.add_done_callback(_cancel_late)  # the thread cannot be interrupted, its turn can
             raise
+        finally:
+            del submission  # a refusal knows this frame: it would keep itself, and the request's media
         try:
             yield _until_ended(events, deadline())
         finally:

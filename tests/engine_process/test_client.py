@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import socket
 import threading
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import pytest
 
 from aura_omni.engine_process.client import PipelineProcess
+from aura_omni.engine_process.messages import Accepted, Loaded
 from aura_omni.engine_process.wire import Link
 from aura_omni.engine_process.worker import Worker
 from aura_omni.errors import AuraError, BadVoice, CheckpointError, EngineError, Unavailable
 from aura_omni.flow import Audio, AudioChunk, Ended, Event, Message, Report, Text, TurnRequest, unreported
+from aura_omni.server.turns import opened
 from tests.server.fake import USAGE, FakePipeline, Pause, plain_answer
 
 WAIT_S = 20
@@ -155,6 +160,37 @@ def test_a_refusal_is_raised_where_it_was_submitted(error):
     assert heard.events == []
 
 
+def test_a_refused_request_is_held_nowhere():
+    """Not even until the garbage collector comes, which may be when many more have: its media may be hundreds of megabytes."""
+    held = []
+
+    def script(request: TurnRequest) -> Iterator[Event]:
+        held.append(weakref.ref(request.messages[0].parts[0].samples))
+        raise BadVoice("no such voice")
+        yield
+
+    async def refused(client: PipelineProcess) -> None:
+        request = question(Audio(np.zeros(100_000, np.float32), 16_000, b"key"))
+        held.append(weakref.ref(request.messages[0].parts[0].samples))
+        with suppress(BadVoice):
+            async with opened(client, request):
+                pass
+
+    pipeline = Pipeline(script)
+    gc.disable()
+    try:
+        with loaded(pipeline) as client:
+            asyncio.run(refused(client))
+            pipeline.requests.clear()
+            for _ in range(200):
+                if not any(samples() is not None for samples in held):
+                    break
+                threading.Event().wait(0.01)
+            assert [samples() is not None for samples in held] == [False, False]
+    finally:
+        gc.enable()
+
+
 def test_a_mistake_of_the_pipeline_is_told_as_an_error_of_ours():
     def script(request: TurnRequest) -> Iterator[Event]:
         raise ZeroDivisionError("by zero")
@@ -220,6 +256,56 @@ def test_when_the_process_is_lost_every_turn_ends_with_one_error():
         with pytest.raises(Unavailable, match="ended"):
             client.submit(question(), Heard())
         assert client.counters == {}
+
+
+def test_a_listener_that_fails_does_not_keep_the_end_from_the_others():
+    def failing(event: Event) -> None:
+        raise ValueError("a listener's mistake")
+
+    with apart(lambda report: Pipeline(endless)) as (client, there, _):
+        client.wait_until_loaded(unreported)
+        heard = Heard()
+        for sink in (failing, heard):
+            client.submit(question(), sink)
+        there.close()
+        assert heard.end().reason == "error"
+
+
+def test_nobody_waits_for_a_process_that_does_not_read(monkeypatch):
+    """While a large request is stuck on its way there, turns are cancelled and counters read on the event loop's account."""
+    monkeypatch.setattr("aura_omni.engine_process.client.CLOSING_S", 0.5)
+    here, there = map(Link, socket.socketpair())
+    client = PipelineProcess(here, None)
+    there.send(Loaded((), (), (), None))
+    client.wait_until_loaded(unreported)
+    accepting = threading.Thread(target=lambda: there.send(Accepted(there.receive().turn)))
+    accepting.start()
+    turn = client.submit(question(), Heard())
+    accepting.join()
+    refused = threading.Event()
+
+    def submit() -> None:
+        with pytest.raises(Unavailable, match="stopping"):
+            client.submit(question(Audio(np.zeros(10_000_000, np.float32), 16_000, b"key")), Heard())
+        refused.set()
+
+    def all_else() -> None:
+        turn.cancel()
+        assert client.counters == {}
+        client.close()
+        done.set()
+
+    done = threading.Event()
+    threading.Thread(target=submit, daemon=True).start()
+    while len(client._turns) < 2:
+        threading.Event().wait(0.01)
+    threading.Event().wait(0.2)  # as much of it as fits is on its way
+    threading.Thread(target=all_else, daemon=True).start()
+    try:
+        assert done.wait(WAIT_S)
+        assert refused.wait(WAIT_S)
+    finally:
+        there.close()
 
 
 def test_when_the_engine_stops_by_itself_nothing_more_is_taken():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -90,6 +91,19 @@ def test_what_cannot_be_loaded_there_is_raised_here(tmp_path):
     broken = config(aura={"model": str(tmp_path)})
     with pytest.raises(CheckpointError, match=str(tmp_path)):
         PipelineProcess.load(broken, unreported)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_comes_as_the_process_begins_is_the_servers_to_hear(tmp_path, monkeypatch, number):
+    def interrupted(*given, **named) -> subprocess.Popen[bytes]:
+        process = begun(*given, **named)
+        process.send_signal(number)  # as a terminal does, to both
+        return process
+
+    begun = subprocess.Popen
+    monkeypatch.setattr("aura_omni.engine_process.client.subprocess.Popen", interrupted)
+    with pytest.raises(CheckpointError, match=str(tmp_path)):
+        PipelineProcess.load(config(aura={"model": str(tmp_path)}), unreported)
 
 
 def test_served_with_the_flag_it_answers_and_both_processes_end_together(tmp_path):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
+import time
+import weakref
 from collections.abc import Iterator
 
 import numpy as np
+import psutil
 import pytest
 
-from aura_omni.engine_process.wire import OWN_BUFFER, Link
+from aura_omni.engine_process.wire import OWN_BUFFER, Link, Outbox
 from aura_omni.errors import AuraError, BadMedia, BadVoice, CodeOutOfRange, Overloaded
 
 
@@ -51,6 +55,25 @@ def test_what_arrives_is_memory_of_its_own(links):
     received = across(links, sent)
     received += 1  # also may be written to
     assert not sent.any()
+
+
+def test_memory_for_an_array_is_not_written_before_the_array_comes(links):
+    """Python would fill it with zeros and keep the interpreter from the engine meanwhile."""
+    size = 256 * 2**20
+    used = psutil.Process().memory_info().rss
+
+    def receive() -> None:
+        with pytest.raises(EOFError):
+            links[1].receive()
+
+    receiving = threading.Thread(target=receive)
+    receiving.start()
+    links[0]._socket.sendall(struct.pack("<IQQ", 2, 1, size) + b"N")
+    time.sleep(0.5)
+    grown = psutil.Process().memory_info().rss - used
+    links[0].close()
+    receiving.join()
+    assert grown < size / 2
 
 
 def test_messages_of_many_threads_do_not_mix(links):
@@ -106,3 +129,23 @@ def test_a_message_that_breaks_off_is_the_end_of_file():
     with pytest.raises(EOFError):
         link.receive()
     link.close()
+
+
+def test_an_outbox_holds_nothing_that_it_has_sent(links):
+    class Message(str):
+        __slots__ = ("__weakref__",)
+
+        def __reduce__(self):
+            return str, ("sent",)
+
+    outbox, message = Outbox(links[0]), Message("waits")
+    held = weakref.ref(message)
+    outbox.put(message)
+    del message
+    assert links[1].receive() == "sent"
+    for _ in range(200):
+        if held() is None:
+            break
+        time.sleep(0.01)
+    assert held() is None
+    outbox.close()
