@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -25,8 +25,20 @@ from aura_omni.models.fused import _exchanged, _turned, starts_early
 from aura_omni.models.layers import RMSNorm, fusible
 
 BLOCK_KEYS = 64
-# Of a row of decoding, and how many such blocks a program takes at least: joining parts takes longer than reading two.
-DECODE_KEYS, DECODE_BLOCKS, DECODE_WARPS, DECODE_STAGES = 128, 2, 4, 2
+
+
+class DecodePlan(NamedTuple):
+    """How a row of decoding is read: blocks of `keys`, of which a program takes at least `least`."""
+
+    keys: int
+    least: int
+    warps: int
+    stages: int
+
+
+# Where contexts are short, joining parts takes longer than reading a second block; long ones want all of the device.
+SHORT_DECODE, LONG_DECODE = DecodePlan(128, 2, 4, 2), DecodePlan(64, 1, 4, 3)
+
 # Queries of a prefill chunk that one program takes: rows, times the heads that share a key head.
 CHUNK_QUERIES = 128
 
@@ -258,6 +270,7 @@ def decode(
     total = torch.empty_like(m)
     out = torch.empty(rows, heads, dim, dtype=q.dtype, device=q.device)
     given = turn or Turn(q, q, q, q, 0.0)
+    plan = LONG_DECODE if table.shape[1] * page_size > LONG_CONTEXT else SHORT_DECODE
     early = starts_early(q.device)
     options: dict[str, Any] = {"launch_pdl": True} if early else {}
     _decode_kernel[(rows, kv_heads, splits)](
@@ -265,7 +278,7 @@ def decode(
         given.q_weight, given.k_weight, given.cos, given.sin, given.cos.stride(0), given.eps,
         slots, keys, values, table, table.stride(0), lengths, acc, m, total, arrived, out, dim**-0.5 * LOG2_E, kv_heads,
         RAW=turn is not None, GROUP=group, ROWS=max(16, triton.next_power_of_2(group)), D=dim, PAGE=page_size,
-        BLOCK=DECODE_KEYS, LEAST=DECODE_BLOCKS, SPLITS=splits, EARLY=early, num_warps=DECODE_WARPS, num_stages=DECODE_STAGES, **options,
+        BLOCK=plan.keys, LEAST=plan.least, SPLITS=splits, EARLY=early, num_warps=plan.warps, num_stages=plan.stages, **options,
     )  # fmt: skip
     return out
 

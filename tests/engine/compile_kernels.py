@@ -78,7 +78,7 @@ def launches() -> Iterator[Callable[[], object]]:
     """Every kernel in the shapes of the published models."""
     for rows, heads in ((1, 16), (8, 16), (1, 32)):
         q, k = made(rows, heads, 128), made(rows, 8, 128)
-        pages, table = made(1_600, 8, 128), integers(rows, 100, dtype=torch.int32)
+        pages, table = made(1_600, 8, 128), integers(rows, 2_048 if heads == 32 else 100, dtype=torch.int32)
         turn = paged_attention.Turn(made(128), made(128), made(rows, 128), made(rows, 128), 1e-6)
         where = {"table": table, "lengths": integers(rows, dtype=torch.int32), "page_size": 16}
         where["arrived"] = integers(rows * 8, dtype=torch.int32)

@@ -153,9 +153,11 @@ def test_paged_decode_equals_plain_attention(
 @LOOPS
 @PRECISION
 @pytest.mark.parametrize("lengths", [[1, 64, 65, 300], [900]])
+@pytest.mark.parametrize("longest", [0, 10**9])
 def test_decode_of_raw_heads_is_that_of_normed_and_turned_ones(
-    dtype: torch.dtype, limit: float, lengths: list[int]
+    dtype: torch.dtype, limit: float, lengths: list[int], longest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(paged_attention, "LONG_CONTEXT", longest)  # contexts may be longer, or not
     torch.manual_seed(0)
     rows, dim, heads, kv_heads = len(lengths), 64, 6, 2
     keys, values, table = pool(lengths, kv_heads, dim, dtype)
