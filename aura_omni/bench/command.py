@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import platform
 import secrets
 import shlex
@@ -34,6 +35,7 @@ BUSY = 0.8  # share of a core from which on a client's own work may be what is m
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit status 1 when a request failed. Raises Unavailable without a server, ConfigError for arguments that cannot be meant."""
+    _check_folders(arguments)
     if arguments.work == "draw":
         _draw(arguments)
         return 0
@@ -91,12 +93,13 @@ def _measured(client: Client, work: Work, load: Load, number: int) -> dict[str, 
 def _loads(arguments: argparse.Namespace) -> list[Load]:
     if arguments.clients and arguments.rate:
         raise ConfigError("--clients is a closed loop and --rate an open one; give one of them")
-    for flag in ("clients", "each", "requests", "processes"):
-        given = getattr(arguments, flag)
-        if min(given if isinstance(given, list) else [1 if given is None else given]) < 1:
-            raise ConfigError(f"--{flag} is {shown(given)}; it must be at least 1")
-    if arguments.rate and min(arguments.rate) <= 0:
-        raise ConfigError(f"--rate is {shown(arguments.rate)}; it must be above 0")
+    least = {"clients": 1, "each": 1, "requests": 1, "processes": 1, "warm-up": 0, "seed": 0}
+    for flag, limit in least.items():
+        given = getattr(arguments, flag.replace("-", "_"))
+        if given is not None and min(given if isinstance(given, list) else [given]) < limit:
+            raise ConfigError(f"--{flag} is {shown(given)}; it must be at least {limit}")
+    if not all(0 < rate < math.inf for rate in arguments.rate or ()):
+        raise ConfigError(f"--rate is {shown(arguments.rate)}; it must be above 0 and finite")
     if arguments.rate:
         return [Open(rate, arguments.requests) for rate in arguments.rate]
     return [Closed(clients, arguments.each) for clients in arguments.clients or [1]]
@@ -105,7 +108,18 @@ def _loads(arguments: argparse.Namespace) -> list[Load]:
 def _url(given: str) -> str:
     if not given.startswith(("http://", "https://")):
         raise ConfigError(f"--url is {shown(given)}; give http://{given.rpartition('://')[2][:60]}")
+    try:
+        httpx.URL(given)
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"--url is {shown(given)}: {error}") from None
     return given
+
+
+def _check_folders(arguments: argparse.Namespace) -> None:
+    """Before anything is measured that could then not be written."""
+    for flag, path in (("out", arguments.out), ("picture", arguments.picture)):
+        if path is not None and not path.parent.is_dir():
+            raise ConfigError(f"--{flag} {path}: there is no such folder")
 
 
 def _add(report: dict[str, Any], path: Path | None, found: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import signal
 import socket
 import subprocess
@@ -99,11 +100,13 @@ class PipelineProcess:
         """Start the process and wait until it can answer. Raises what `Pipeline.load` raises there, or EngineError when it is lost."""
         here, there = socket.socketpair()
         with there:
-            command = [sys.executable, "-m", "aura_omni.engine_process.worker", str(there.fileno())]
+            command = [sys.executable, "-P", "-m", "aura_omni.engine_process.worker", str(there.fileno())]
+            # Else Python would first look for modules in the folder where the server was started.
+            environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
             # A terminal interrupts both, and the new process has to read modules before it can say that it does not mind.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, SERVERS_SIGNALS)
             try:
-                process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[there.fileno()])
+                process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[there.fileno()], env=environ)
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
         link = Link(here)

@@ -93,6 +93,14 @@ def test_what_cannot_be_loaded_there_is_raised_here(tmp_path):
         PipelineProcess.load(broken, unreported)
 
 
+def test_the_process_reads_the_servers_modules_and_none_that_lie_where_it_was_started(tmp_path, monkeypatch):
+    for name in ("queue.py", "aura_omni.py"):
+        (tmp_path / name).write_text("raise SystemExit('not this one')")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match=str(tmp_path)):
+        PipelineProcess.load(config(aura={"model": str(tmp_path)}), unreported)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_that_comes_as_the_process_begins_is_the_servers_to_hear(tmp_path, monkeypatch, number):
     def interrupted(*given, **named) -> subprocess.Popen[bytes]:
