@@ -210,7 +210,12 @@ class PipelineProcess:
             while True:
                 self._take(self._link.receive())
         except EOFError:
-            self._end()
+            pass
+        except Exception:
+            # Nobody else reads what the process says, and every turn must be told.
+            log.critical("what the engine's process says cannot be understood", exc_info=True)
+            self._link.close()
+        self._end()
 
     def _take(self, message: object) -> None:
         match message:

@@ -10,6 +10,7 @@ straight into where it will be used. Only for sockets whose other end is our own
 
 from __future__ import annotations
 
+import logging
 import pickle
 import socket
 import struct
@@ -20,6 +21,8 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
+
+log = logging.getLogger(__name__)
 
 OWN_BUFFER = 32 * 2**10  # bytes from which an array goes beside the pickle
 _MOST_PARTS = 512  # of one system call; Linux takes 1,024
@@ -117,6 +120,10 @@ class Outbox:
                 del taken  # nothing that was sent is held while there is nothing to send
         except OSError:
             pass  # the other end is gone
+        except Exception:
+            # Whoever waits for it at either end must not wait for ever.
+            log.critical("a message cannot be sent to the other process; the link is closed", exc_info=True)
+            self._link.close()
 
     def _taken(self) -> list[object]:
         """What waits, as soon as anything does; nothing: the end."""

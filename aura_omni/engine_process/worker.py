@@ -127,6 +127,8 @@ class Worker:
                 pass
         except EOFError:
             pass
+        except Exception:
+            log.critical("what the server's process says cannot be understood; the engine ends", exc_info=True)
         if not self._told.is_set():
             self._orphaned()
             self._told.wait()

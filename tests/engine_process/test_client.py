@@ -18,7 +18,7 @@ from aura_omni.engine_process.messages import Accepted, Loaded
 from aura_omni.engine_process.wire import Link
 from aura_omni.engine_process.worker import Worker
 from aura_omni.errors import AuraError, BadVoice, CheckpointError, EngineError, Unavailable
-from aura_omni.flow import Audio, AudioChunk, Ended, Event, Message, Report, Text, TurnRequest, unreported
+from aura_omni.flow import Audio, AudioChunk, Ended, Event, Message, Report, Text, TextDelta, TurnRequest, unreported
 from aura_omni.server.turns import opened
 from tests.server.fake import USAGE, FakePipeline, Pause, plain_answer
 
@@ -306,6 +306,34 @@ def test_nobody_waits_for_a_process_that_does_not_read(monkeypatch):
         assert refused.wait(WAIT_S)
     finally:
         there.close()
+
+
+def test_an_event_that_cannot_be_sent_ends_every_turn():
+    def script(request: TurnRequest) -> Iterator[Event | Pause]:
+        if request.messages[0].parts == (Text("bad"),):
+            yield TextDelta(lambda: "no pickle takes a lambda")
+        yield Pause()
+        yield Ended("stop")
+
+    with apart(lambda report: Pipeline(script)) as (client, _, _):
+        client.wait_until_loaded(unreported)
+        good, bad = Heard(), Heard()
+        client.submit(question(Text("good")), good)
+        with suppress(EngineError):  # whichever of the two is first
+            client.submit(question(Text("bad")), bad)
+        assert isinstance(good.end().error, EngineError)
+        assert not client.ready
+
+
+def test_a_message_that_nobody_knows_ends_every_turn():
+    with apart(lambda report: Pipeline(endless)) as (client, there, _):
+        client.wait_until_loaded(unreported)
+        heard = Heard()
+        client.submit(question(), heard)
+        there.send("nonsense")
+        assert isinstance(heard.end().error, EngineError)
+        with pytest.raises(Unavailable):
+            client.submit(question(), Heard())
 
 
 def test_when_the_engine_stops_by_itself_nothing_more_is_taken():
