@@ -55,7 +55,16 @@ FEATURES: Mapping[str, Mapping[str, object]] = {
         "aura_omni.engine.paged_attention.DecodeStep.takes_raw": _no,
     },
     # Kernels that begin before the one in front of them has ended.
-    "early-starts": {"aura_omni.models.fused.starts_early": _no, "aura_omni.engine.paged_attention.starts_early": _no},
+    "early-starts": {
+        f"aura_omni.{module}.starts_early": _no
+        for module in (
+            "models.fused",
+            "models.fused_linear",
+            "models.fused_tiles",
+            "engine.fused_sampler",
+            "engine.paged_attention",
+        )
+    },
     # Code2Wav's convolutions with their memory and activations in one launch, and its attention in another.
     "fused-codec": {"aura_omni.models.codec.fusible": _no},
     # Turning the vision tower's queries and keys in one launch, and norming its sums in that which adds them up.

@@ -288,7 +288,9 @@ class ArRunner(Runner):
         except torch.AcceleratorError:
             raise
         except Exception:
-            return False  # `rows` will meet it again, and whose it is will be found out there
+            # `rows` will meet it again, and whose it is will be found out there.
+            logger.warning("what rows of prompts need could not be prepared beforehand", exc_info=True)
+            return False
         if launched:
             nothing = torch.empty(0, 1, dtype=torch.int64, device=self._model.device)
             self._flights.append(_Flight(batch.part(()), (), self._lane.home(nothing), decode=False))

@@ -160,18 +160,7 @@ class Decoder(nn.Module):
         adds: `adds[k]` [R, H] is added to rows `add_rows` int64 [R] (None: to all) of the residual stream after layer k
         (deepstack features).
         """
-        return self.run(x, *self.rope.tables(positions, x.dtype), kv, adds, add_rows)
-
-    def run(
-        self,
-        x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        kv: KeyValues,
-        adds: Sequence[Tensor] = (),
-        add_rows: Tensor | None = None,
-    ) -> Tensor:
-        """`forward` with what `rope.tables` gives for the positions, for callers that know it beforehand."""
+        cos, sin = self.rope.tables(positions, x.dtype)
         return self.norm.of_sum(*self.stream(x, cos, sin, kv, adds, add_rows))[1]
 
     def stream(
@@ -183,7 +172,8 @@ class Decoder(nn.Module):
         adds: Sequence[Tensor] = (),
         add_rows: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """`run` before the last norm: the residual stream as the layers leave it, as one summand or two."""
+        """`forward` before the last norm, with what `rope.tables` gives for the positions: the residual stream as the layers leave it, as
+        one summand or two."""
         more: Tensor | None = None
         for number, layer in enumerate(self.layers):
             x, more = layer(x, more, cos, sin, kv)
