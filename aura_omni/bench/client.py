@@ -99,21 +99,28 @@ class Connections:
         self._tls = httpx.create_ssl_context()
         self._free: list[httpx.AsyncClient] = []
 
+    async def open(self, count: int) -> None:
+        """Make so many, with a first request each, for which a client reads modules and connects: 90 ms of its own."""
+        made = [self._made() for _ in range(count)]
+        await asyncio.gather(*(connection.get("/v1/models") for connection in made))
+        self._free += made
+
     async def ask(self, request: Request) -> Answer:
-        if self._free:
-            connection = self._free.pop()
-        else:
-            connection = httpx.AsyncClient(
-                base_url=self._client.url,
-                headers=self._client.headers,
-                timeout=self._client.timeout_s,
-                verify=self._tls,
-            )
-            self._opened.push_async_callback(connection.aclose)
+        connection = self._free.pop() if self._free else self._made()
         try:
             return await ask(connection, request)
         finally:
             self._free.append(connection)
+
+    def _made(self) -> httpx.AsyncClient:
+        connection = httpx.AsyncClient(
+            base_url=self._client.url,
+            headers=self._client.headers,
+            timeout=self._client.timeout_s,
+            verify=self._tls,
+        )
+        self._opened.push_async_callback(connection.aclose)
+        return connection
 
 
 class _Together:
@@ -140,6 +147,7 @@ class _Share:
         requests = [self.work.request(self.first + number) for number in range(warm_up.count + self.load.count)]
         before()
         async with self.client.connect() as connections:
+            await connections.open(warm_up.clients)
             if warm_up.count:
                 await warm_up.run(lambda number: connections.ask(requests[number]), seed=0)
             del requests[: warm_up.count]
