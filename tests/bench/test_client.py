@@ -22,7 +22,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(b"\0\0")
 
-    do_GET = do_POST = _answer  # noqa: N815
+    do_GET = do_POST = _answer
 
     def log_message(self, *_: object) -> None: ...
 
