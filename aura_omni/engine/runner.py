@@ -8,8 +8,8 @@ Knows sequences, tensors and the stage model. Does not know text or HTTP. Everyt
         runner.step()          # calls on_output and on_end of the sequences
 
 A step never waits for the device: it launches, and a later call finds the result. What it computes is `steps`. Where all that
-could be done is to go on decoding, the next step is launched behind the one under way, as if none of its ids ended a sequence;
-what it draws for one that did is dropped.
+could be done is to go on decoding, the next step is launched behind the one under way, be that one of decoding or the end of
+prompts, as if none of its ids ended a sequence; what it draws for one that did is dropped.
 """
 
 from __future__ import annotations
@@ -63,6 +63,11 @@ class _Flight:
     drawn: tuple[Sequence, ...]
     arrival: Arrival
     decode: bool
+
+    @property
+    def draws_all(self) -> bool:
+        """Whether all of its sequences can go on with a row of decoding."""
+        return len(self.drawn) == len(self.batch.sequences) > 0
 
 
 class ArRunner(Runner):
@@ -231,9 +236,9 @@ class ArRunner(Runner):
             launched = not self._flights and self._launch()
             if launched:
                 self.land()  # a CPU has computed it already
-            if len(self._flights) == 1 and self._flights[0].decode:
-                under_way = self._flights[0].batch
-                launched |= self._launch_ahead(under_way) or self._launch_newcomers(under_way)
+            if len(self._flights) == 1 and self._flights[0].draws_all:
+                flight = self._flights[0]
+                launched |= self._launch_ahead(flight.batch) or (flight.decode and self._launch_newcomers(flight.batch))
         return launched
 
     def check_integrity(self) -> None:
@@ -308,7 +313,7 @@ class ArRunner(Runner):
         return few
 
     def _launch_ahead(self, under_way: Batch) -> bool:
-        """Start the step after one of decoding that is under way, for those that go on if it ends nobody."""
+        """Start the step after one that is under way and draws for all, for those that go on if it ends nobody."""
         going = (
             self._scheduler.schedule_ahead(
                 sequence

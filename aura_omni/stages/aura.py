@@ -260,6 +260,10 @@ class AuraStage(StageModel):
             return tuple(prompt.positions[:, row].tolist())
         return (row + prompt.delta,) * 3
 
+    def foresees(self, sequence: Sequence) -> bool:
+        # The first id is silence more often than not, and a step for it would be in vain.
+        return sequence.generated > 0
+
     def heard(self, sequence: Sequence, values: np.ndarray) -> int:
         return int(values[0])
 

@@ -29,7 +29,7 @@ def expected(request: Request) -> list[int]:
     return TinyStage().dense_outputs(request.sequence)
 
 
-def test_a_step_never_waits_and_the_next_one_is_launched_when_it_has_arrived(lane: SlowLane) -> None:
+def test_a_step_never_waits_and_the_next_one_is_launched_behind_it(lane: SlowLane) -> None:
     stage = TinyStage()
     runner = make_runner(stage, lane=lane)
     request = Request(prompt(9), replace(GREEDY, max_tokens=2))
@@ -37,10 +37,10 @@ def test_a_step_never_waits_and_the_next_one_is_launched_when_it_has_arrived(lan
     assert runner.step()
     assert runner.flying
     assert [runner.step() for _ in range(3)] == [False] * 3
-    assert (request.heard, runner.counters.steps) == ([], 1)
-    lane.arrive()
-    assert runner.step()  # hears it, and launches
-    assert (len(request.heard), runner.counters.steps) == (1, 2)
+    assert (request.heard, runner.counters.steps) == ([], 2), "the prompt, and the row behind it"
+    lane.arrive(1)
+    assert runner.step()
+    assert (len(request.heard), runner.counters.steps) == (1, 2), "the second id is the last"
     lane.arrive()
     assert runner.step()
     assert request.reason == "length"
@@ -80,8 +80,8 @@ def test_decoding_goes_one_step_ahead_of_what_has_arrived(lane: SlowLane) -> Non
         heard.append(len(request.heard))
         if lane.under_way:
             lane.arrive(1)
-    # The prompt; then two steps are under way until the last id is being drawn.
-    assert under_way == [1, 2, 2, 2, 1, 0]
+    # Two steps are under way until the last id is being drawn.
+    assert under_way == [2, 2, 2, 2, 1, 0]
     assert heard == [0, 1, 2, 3, 4, 5]
     assert request.heard == want
 
@@ -129,7 +129,7 @@ def test_who_comes_into_a_free_seat_is_computed_right_behind_the_step_under_way(
     assert stage.batches[-1].sequences == (second.sequence,)
     lane.arrive(1)
     runner.step()
-    assert (len(first.heard), len(second.heard)) == (3, 0)
+    assert (len(first.heard), len(second.heard)) == (4, 0)
     assert len(lane.under_way) == 1, "nobody decodes ahead of it"
     lane.arrive(1)
     runner.step()
@@ -137,7 +137,7 @@ def test_who_comes_into_a_free_seat_is_computed_right_behind_the_step_under_way(
     runner.add(third.sequence)  # all seats are taken: it has to wait anyway
     lane.arrive(1)
     runner.step()
-    assert (len(first.heard), len(second.heard)) == (4, 2)
+    assert (len(first.heard), len(second.heard)) == (5, 2)
     assert len(lane.under_way) == 2
     while runner.busy:
         lane.arrive()
@@ -167,7 +167,7 @@ def test_behind_a_step_under_way_nobody_gives_way_to_who_comes(lane: SlowLane) -
     assert [first.heard, second.heard] == want
 
 
-@pytest.mark.parametrize(("rows", "heard"), [(30, (1, 1)), (100, (2, 0))])
+@pytest.mark.parametrize(("rows", "heard"), [(30, (2, 1)), (100, (3, 0))])
 def test_a_step_computes_prompts_first_if_that_gives_somebody_a_first_id(
     lane: SlowLane, rows: int, heard: tuple[int, int]
 ) -> None:

@@ -206,7 +206,7 @@ def test_decoding_goes_on_before_what_nobody_waits_for() -> None:
     assert len(lane.under_way) == 2, "a step of decoding and a piece"
     lane.arrive(1)
     runner.step()
-    assert len(writes.heard) == 2
+    assert len(writes.heard) == 3
     assert ahead.sequence.computed == 0
 
 

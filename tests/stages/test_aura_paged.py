@@ -15,6 +15,7 @@ from aura_omni.flow import Message, Sampling, Text, Video
 from aura_omni.stages.aura import AuraStage
 from tests.aura_tiny import PlainKV, forward, greedy, image, sequence_of, stage, video
 from tests.replayed import without_cuda
+from tests.slow_lane import SlowLane
 
 PAGE = 16
 GREEDY = Sampling(temperature=0.0, max_tokens=6, ignore_eos=True)
@@ -53,7 +54,9 @@ def encoded(aura: AuraStage, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
-def runner_of(aura: AuraStage, *, rows: int = 512, pages: int = 64, graphs: bool = False) -> ArRunner:
+def runner_of(
+    aura: AuraStage, *, rows: int = 512, pages: int = 64, graphs: bool = False, lane: SlowLane | None = None
+) -> ArRunner:
     return ArRunner(
         aura,
         pages=pages,
@@ -64,6 +67,7 @@ def runner_of(aura: AuraStage, *, rows: int = 512, pages: int = 64, graphs: bool
         max_waiting=8,
         prefix_caching=True,
         graphs=graphs,
+        lane=lane,
     )
 
 
@@ -268,3 +272,16 @@ def test_a_preempted_prompt_that_was_read_in_advance_is_read_again(aura: AuraSta
     assert sequence.preempted == 1
     close(aura, runner, sequence, HEARD)
     assert ids == alone(aura, HEARD, 6)
+
+
+def test_nothing_is_computed_for_an_answer_before_it_is_known_not_to_be_silence(aura: AuraStage) -> None:
+    lane = SlowLane()
+    runner = runner_of(aura, lane=lane)
+    sequence = sequence_of(aura, aura.prompt([user("look")]), max_tokens=4)
+    runner.add(sequence)
+    under_way = []
+    while runner.busy:
+        runner.step()
+        under_way.append(len(lane.under_way))
+        lane.arrive(1)
+    assert under_way == [1, 2, 2, 1, 0]
