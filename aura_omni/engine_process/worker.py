@@ -36,12 +36,14 @@ from aura_omni.engine_process.messages import (
 )
 from aura_omni.engine_process.wire import Link, Outbox
 from aura_omni.errors import AuraError
-from aura_omni.flow import Ended, Event, Report, StageName, TurnRequest, VoiceTask
+from aura_omni.flow import Audio, Ended, Event, Report, StageName, Text, TurnRequest, VoiceTask
 from aura_omni.interpreter import settled, shared_fairly
 
 log = logging.getLogger(__name__)
 
-PLANNING_THREADS = 4  # that check and prepare turns: some milliseconds each, a long recording 100
+# Turns are checked and prepared by two threads: a millisecond or so each, so that more threads gain nothing, but each that computes
+# has the engine's thread wait longer for Python's lock. One is for turns with so much sound or text that they take 100 ms or more.
+LONG_SOUND_S, LONG_TEXT = 60.0, 20_000
 
 
 class Turn(Protocol):
@@ -98,7 +100,8 @@ class Worker:
         self._outbox = Outbox(link, _together)
         self._turns: dict[int, Turn] = {}  # that have not ended
         self._lock = threading.Lock()  # guards them
-        self._planners = ThreadPoolExecutor(PLANNING_THREADS, thread_name_prefix="plan")
+        self._planner = ThreadPoolExecutor(1, thread_name_prefix="plan")
+        self._long_planner = ThreadPoolExecutor(1, thread_name_prefix="plan long")
         self._told = threading.Event()  # that loading has ended, well or not
         self._reader = threading.Thread(target=self._read, name="messages", daemon=True)
 
@@ -134,7 +137,8 @@ class Worker:
             self._told.wait()
         if self._pipeline is not None:
             self._pipeline.close()
-        self._planners.shutdown()
+        self._planner.shutdown()
+        self._long_planner.shutdown()
 
     def _take(self, message: object) -> bool:
         """Whether more will come."""
@@ -144,7 +148,8 @@ class Worker:
         assert pipeline is not None, "a message came before the pipeline was loaded"
         match message:
             case Submit():
-                self._planners.submit(self._submit, pipeline, message)
+                planner = self._long_planner if _is_long(message.request) else self._planner
+                planner.submit(self._submit, pipeline, message)
             case Cancel(turn):
                 with self._lock:
                     going = self._turns.get(turn)
@@ -177,6 +182,14 @@ class Worker:
             if not ended.is_set():
                 self._turns[number] = turn
         self._outbox.put(Accepted(number))
+
+
+def _is_long(request: TurnRequest) -> bool:
+    """Whether others should not wait while the turn is prepared."""
+    parts = [part for message in request.messages for part in message.parts]
+    sounds = [part for part in (*parts, request.voice.ref_audio) if isinstance(part, Audio)]
+    text = sum(len(part.text) for part in parts if isinstance(part, Text))
+    return sum(sound.duration_s for sound in sounds) > LONG_SOUND_S or text > LONG_TEXT
 
 
 def _told(error: Exception) -> AuraError:

@@ -145,6 +145,55 @@ def test_many_turns_at_once_do_not_mix():
         assert client._turns == {}
 
 
+@pytest.mark.parametrize(
+    "long", [Audio(np.zeros(16_000 * 61, np.float32), 16_000, b"key"), Text("x" * 20_001)], ids=["sound", "text"]
+)
+def test_what_takes_long_to_prepare_keeps_nobody_else_waiting(long):
+    release = threading.Event()
+
+    class Slow(Pipeline):
+        def submit(self, request, sink):
+            if request.messages[0].parts[0] != Text("hello"):
+                assert release.wait(WAIT_S)
+            return super().submit(request, sink)
+
+    with loaded(Slow()) as client:
+        slow, quick = Heard(), Heard()
+        waiting = threading.Thread(target=client.submit, args=(question(long), slow))
+        waiting.start()
+        while not client._turns:
+            threading.Event().wait(0.001)
+        client.submit(question(), quick)
+        quick.end()
+        assert not slow.ended.is_set()
+        release.set()
+        waiting.join(WAIT_S)
+        slow.end()
+
+
+def test_turns_are_prepared_one_after_the_other():
+    """More threads at once would only keep the engine's from the interpreter."""
+    at_once, most = [], []
+
+    class Counting(Pipeline):
+        def submit(self, request, sink):
+            at_once.append(request)
+            most.append(len(at_once))
+            threading.Event().wait(0.005)
+            at_once.pop()
+            return super().submit(request, sink)
+
+    with loaded(Counting()) as client:
+        turns = [Heard() for _ in range(8)]
+        threads = [threading.Thread(target=client.submit, args=(question(), heard)) for heard in turns]
+        for thread in threads:
+            thread.start()
+        for thread, heard in zip(threads, turns, strict=True):
+            thread.join(WAIT_S)
+            heard.end()
+    assert most == [1] * 8
+
+
 @pytest.mark.parametrize("error", [BadVoice("no such voice", param="voice"), Unavailable("stopping")])
 def test_a_refusal_is_raised_where_it_was_submitted(error):
     def script(request: TurnRequest) -> Iterator[Event]:
