@@ -50,6 +50,7 @@ MOST_SPLITS, LEAST_SPLITS = 64, 8
 # Contexts of chunks are cut too while all parts fit such a GPU at once, if contexts can be so long that it matters. A question of
 # a few rows after an hour of video is a few programs otherwise.
 CHUNK_PROGRAMS, MOST_CHUNK_SPLITS, LONG_CONTEXT = 132, 16, 8_192
+LEAST_CHUNKS = 16  # steps of fewer are no kernel of their own
 
 LOG2_E = 1.4426950408889634  # exp(x) = exp2(x log2 e), and exp2 is what the hardware has
 
@@ -57,7 +58,7 @@ LOG2_E = 1.4426950408889634  # exp(x) = exp2(x log2 e), and exp2 is what the har
 # What differs from step to step, and whether it happens to be a multiple of 16: each would be a kernel of its own otherwise, compiled
 # while requests wait.
 varying = triton.jit(
-    do_not_specialize=["table_width"],
+    do_not_specialize=["table_width", "chunks"],
     do_not_specialize_on_alignment=["slots_ptr", "table", "lengths", "begins", "counts", "starts"],
 )
 
@@ -308,26 +309,27 @@ def _attend_keys(
 
 @varying
 def _prefill_kernel(
-    q_ptr, keys, values, out_ptr, acc_ptr, m_ptr, total_ptr, table, table_width, begins, counts, starts, scale, heads,
+    q_ptr, keys, values, out_ptr, acc_ptr, m_ptr, total_ptr, table, table_width, begins, counts, starts, chunks, scale, heads,
     kv_heads,
     GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SPLITS: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of rows, key head, chunk and split): GROUP query heads of ROWS rows of a chunk, which all need the same keys,
-    against all rows up to each of them. WIDE is GROUP, rounded up to a power of two.
+    """Program (block of rows, key head, split): GROUP query heads of ROWS rows of a chunk, which all need the same keys, against all
+    rows up to each of them. WIDE is GROUP, rounded up to a power of two.
 
-    One of several splits takes its part of those, and `_combine_kernel` makes out of acc, m and total of all.
+    Blocks are counted through all chunks, so that those of a chunk of few rows beside one of many are no empty programs; CHUNKS is at
+    least how many there are. One of several splits takes its part of the keys, and `_combine_kernel` makes out of acc, m and total of
+    all.
     """
-    block, kv_head, chunk, split = (
-        tl.program_id(0),
-        tl.program_id(1),
-        tl.program_id(2) // SPLITS,
-        tl.program_id(2) % SPLITS,
-    )
-    count = tl.load(counts + chunk)
-    if block * ROWS >= count:
+    block, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    every = tl.arange(0, CHUNKS)
+    blocks = tl.cdiv(tl.load(counts + every, mask=every < chunks, other=0), ROWS)
+    ends = tl.cumsum(blocks, 0)
+    if block >= tl.max(ends, 0):
         return
-    begin, start = tl.load(begins + chunk), tl.load(starts + chunk)
+    chunk = tl.sum((ends <= block).to(tl.int32), 0)
+    block -= tl.sum(tl.where(every < chunk, blocks, 0), 0)
+    count, begin, start = tl.load(counts + chunk), tl.load(begins + chunk), tl.load(starts + chunk)
     query, dims = tl.arange(0, ROWS * WIDE), tl.arange(0, D)
     rows, member = block * ROWS + query // WIDE, query % WIDE
     there = (rows < count) & (member < GROUP)
@@ -392,17 +394,19 @@ def prefill(
     wide = triton.next_power_of_2(group)
     queries = max(16, min(CHUNK_QUERIES, triton.next_power_of_2(most_rows * wide)))
     each = max(1, queries // wide)
-    blocks = triton.cdiv(most_rows, each)
-    splits = chunk_splits(blocks * kv_heads, table.shape[1] * page_size)
+    splits = chunk_splits(triton.cdiv(most_rows, each) * kv_heads, table.shape[1] * page_size)
     acc = m = total = out  # not used by a single split
     if splits > 1:
         acc = torch.empty(rows, heads, splits, dim, dtype=torch.float32, device=q.device)
         m = torch.empty(rows, heads, splits, dtype=torch.float32, device=q.device)
         total = torch.empty_like(m)
-    _prefill_kernel[(blocks, kv_heads, len(begins) * splits)](
-        q, keys, values, out, acc, m, total, table, table.stride(0), begins, counts, starts, dim**-0.5 * LOG2_E, heads,
+    chunks = len(begins)
+    blocks = rows // each + min(chunks, rows)  # at most, whatever rows each chunk has
+    _prefill_kernel[(blocks, kv_heads, splits)](
+        q, keys, values, out, acc, m, total, table, table.stride(0), begins, counts, starts, chunks, dim**-0.5 * LOG2_E, heads,
         kv_heads,
         GROUP=group, D=dim, PAGE=page_size, ROWS=each, WIDE=wide, BLOCK=BLOCK_KEYS, SPLITS=splits,
+        CHUNKS=max(LEAST_CHUNKS, triton.next_power_of_2(chunks)),
         num_warps=8 if each * wide >= 128 else 4, num_stages=_stages(q, each * wide),
     )  # fmt: skip
     if splits > 1:

@@ -29,7 +29,7 @@ from aura_omni.flow import Sampling
 # Prefills of up to so many rows, of up to so many sequences, are padded and become CUDA graphs. Longer ones keep the device
 # busy for longer than it takes to launch them.
 PREFILL_SIZES = (16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
-PREFILL_CHUNKS = 8
+PREFILL_CHUNKS = 16
 
 NO_ID = -1  # instead of an id, where the logits are not finite
 
