@@ -45,6 +45,7 @@ SPEAKING: tuple[StageName, ...] = ("code2wav", "talker")  # an audio deadline go
 REFERENCES_KEPT = 64  # voices; each is a vector and a few hundred codes
 WAITING_PER_SLOT = 16  # requests that may wait for each of a stage's max_num_seqs
 CPU_BYTES = 2 << 30  # what the fractions are of without CUDA
+META_BYTES = 1 << 40  # enough for every model
 SMALL_BYTES = 256 << 20  # weights of a stage whose matrices are too small to be shared out among threads
 
 
@@ -101,15 +102,17 @@ class _Site:
     needs: StageNeeds
 
 
-def assemble(config: Config, report: Report = unreported) -> Stages:
+def assemble(config: Config, report: Report = unreported, *, device: torch.device | None = None) -> Stages:
     """Load what config names, telling `report` of each stage that is "loading" and then "loaded".
+
+    device: instead of what config names; "meta" stands for a GPU and takes no memory, but computes nothing.
 
     Raises CheckpointError, DoesNotFit or ConfigError; what can be known from configurations alone is refused before weights are
     read.
     """
     if any(nano.is_random(stage.model) for stage in config.stages):
         log.warning("%s", nano.NOTICE)
-    sites = {stage.name: _site(stage) for stage in config.stages}
+    sites = {stage.name: _site(stage, device) for stage in config.stages}
     pages = _share_out(list(sites.values()))
     _use_threads(list(sites.values()))
     # On CUDA PyTorch's convolutions round float32 to 10 bits unless told otherwise: a stage computes in its dtype, and the
@@ -173,10 +176,9 @@ def checkpoint_of(stage: StageConfig) -> Checkpoint:
     return Checkpoint.find(stage.model, revision=stage.revision)
 
 
-def _site(stage: StageConfig) -> _Site:
+def _site(stage: StageConfig, device: torch.device | None) -> _Site:
     checkpoint = checkpoint_of(stage)
-    index = cuda_index(stage, cuda_devices=torch.cuda.device_count())
-    device = torch.device("cpu") if index is None else torch.device("cuda", index)
+    device = device or _device(stage)
     dtype = _dtype(stage, device)
     if stage.name == "code2wav":
         checkpoint = checkpoint.sub("speech_tokenizer")
@@ -200,6 +202,11 @@ def _site(stage: StageConfig) -> _Site:
     talker, speaker = TalkerStage.networks_of(checkpoint)
     voices: list[nn.Module] = [talker] if speaker is None else [talker, speaker]
     return _ar_site(stage, checkpoint, device, dtype, voices, talker.decoder, talker.config.codec_vocab)
+
+
+def _device(stage: StageConfig) -> torch.device:
+    index = cuda_index(stage, cuda_devices=torch.cuda.device_count())
+    return torch.device("cpu") if index is None else torch.device("cuda", index)
 
 
 def _ar_site(
@@ -227,7 +234,7 @@ def _ar_site(
 
 def _dtype(stage: StageConfig, device: torch.device) -> torch.dtype:
     if stage.dtype == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
     return {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}[stage.dtype]
 
 
@@ -265,7 +272,7 @@ def _share_out(sites: list[_Site]) -> dict[StageName, int]:
             free, total = torch.cuda.mem_get_info(device)
             check_free_memory([site.config for site in here], device=device.index, free_bytes=free, total_bytes=total)
         else:
-            total = CPU_BYTES
+            total = CPU_BYTES if device.type == "cpu" else META_BYTES
         planned = plan_pages(total, [site.needs for site in here], page_size=PAGE_SIZE)
         for site in here:
             pages[site.config.name] = planned[site.config.name]
@@ -291,7 +298,7 @@ def _enough_pages(site: _Site) -> int:
 
 
 def _graphs(device: torch.device, stage: StageConfig) -> bool:
-    return device.type == "cuda" and not stage.enforce_eager
+    return device.type != "cpu" and not stage.enforce_eager
 
 
 def _lane(name: StageName, device: torch.device) -> Lane:

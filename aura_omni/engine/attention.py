@@ -72,7 +72,7 @@ class PagedKV:
         slot int64 [N]: where the rows' keys go; chunks int32 [C, 3 + P]: of each sequence its first row in the step, how many
         follow, the number of the first in the sequence, and its pages. most_rows: no chunk has more.
         """
-        if self.device.type == "cuda":
+        if self.device.type != "cpu":
             return paged().PagedStep(self.keys, self.values, slot, chunks, most_rows)
         return _SdpaStep(self, slot, chunks)
 
@@ -82,7 +82,7 @@ class PagedKV:
         slot int64 [B]: where the rows' keys go; length int32 [B]: rows that each attends to, its own included; table int32
         [B, P]: pages of the sequences, anything beyond them.
         """
-        if self.device.type == "cuda":
+        if self.device.type != "cpu":
             return paged().DecodeStep(self.keys, self.values, self._arrived, slot, length, table)
         return _SdpaDecode(self, slot, length, table)
 

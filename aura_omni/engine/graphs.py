@@ -13,6 +13,7 @@ import gc
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class _Capture:
-    graph: torch.cuda.CUDAGraph
+    graph: torch.cuda.CUDAGraph | None  # None: on "meta" there is nothing to replay
     inputs: tuple[Tensor, ...]
     output: Tensor
 
@@ -28,8 +29,9 @@ class _Capture:
 class GraphPool:
     """Memory that graphs share which never run at the same time."""
 
-    def __init__(self) -> None:
-        self.handle = torch.cuda.graph_pool_handle()
+    @cached_property
+    def handle(self) -> tuple[int, int]:
+        return torch.cuda.graph_pool_handle()
 
 
 def sizes_up_to(most: int) -> tuple[int, ...]:
@@ -78,7 +80,8 @@ class Graphed:
         capture = self._captured(self.size(max(len(tensor) for tensor in tensors[: len(self._rows)])), options)
         for static, given in zip(capture.inputs, tensors, strict=True):
             static[: len(given), : given.shape[1]].copy_(given, non_blocking=True)
-        capture.graph.replay()
+        if capture.graph is not None:
+            capture.graph.replay()
         return capture.output
 
     @torch.inference_mode()
@@ -92,10 +95,12 @@ class Graphed:
         return self._captures[key]
 
 
-def recorded(function: Callable[[], Tensor], pool: GraphPool) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+def recorded(function: Callable[[], Tensor], pool: GraphPool) -> tuple[torch.cuda.CUDAGraph | None, Tensor]:
     """The function as a graph, and where a replay leaves its result. In a lane; one recording of the process at a time."""
     # Kernels are compiled and libraries set themselves up on their first call, which a graph must not record.
-    function()
+    output = function()
+    if output.is_meta:
+        return None, output
     graph = torch.cuda.CUDAGraph()
     # On the lane's own stream: its priority and its libraries' workspaces go into the graph. Not `torch.cuda.graph`, which
     # waits for the device and gives all free memory back before every single recording.

@@ -162,8 +162,11 @@ class Checkpoint:
 
         own: a prefix; published tensors that do not start with it belong to another network of the same file and are not
         counted as unused. Integer tensors keep their dtype.
-        Raises CheckpointError naming the missing, unused or misshaped tensors (the first few of each).
+        Raises CheckpointError naming the missing, unused or misshaped tensors (the first few of each). On "meta" nothing is read.
         """
+        if device.type == "meta":
+            shapes = {name: (value, dtype if value.is_floating_point() else value.dtype) for name, value in network.state_dict().items()}
+            return settle(network, {name: torch.empty_like(value, dtype=kind) for name, (value, kind) in shapes.items()})
         where = self.tensors()
         wanted = list(slots(network, layout))
         self._check_names(where, wanted, layout, own)

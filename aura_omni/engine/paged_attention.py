@@ -364,17 +364,18 @@ def _prefill_kernel(
 
 
 @cache
-def _shared_memory(device: int) -> int:
-    """Bytes that one program may have of it."""
-    return int(triton.runtime.driver.active.utils.get_device_properties(device)["max_shared_mem"])
+def _shared_memory() -> int:
+    """Bytes that one program may have of it on the current device."""
+    driver = triton.runtime.driver.active
+    return int(driver.utils.get_device_properties(driver.get_current_device())["max_shared_mem"])
 
 
 def _stages(q: Tensor, queries: int) -> int:
     """How many blocks of keys a program of so many queries may have under way: three where a GPU's shared memory holds them."""
-    if not q.is_cuda:
+    if q.is_cpu:
         return 1
     row = q.shape[-1] * q.element_size()
-    return max(1, min(3, (_shared_memory(q.get_device()) - queries * row) // (2 * BLOCK_KEYS * row)))
+    return max(1, min(3, (_shared_memory() - queries * row) // (2 * BLOCK_KEYS * row)))
 
 
 def prefill(

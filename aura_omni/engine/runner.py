@@ -102,17 +102,18 @@ class ArRunner(Runner):
         self._flights: deque[_Flight] = deque()  # in the order of their launch
         self._news = False  # something has landed or come since the last launch
         self._at_once = model.device.type == "cpu"  # a launch computes
-        self._least_known = LEAST_KNOWN_ROWS[model.device.type]
+        kind = "cpu" if self._at_once else "cuda"
+        self._least_known = LEAST_KNOWN_ROWS[kind]
         self._clock = clock
         self._held_since_s: float | None = None
         self._cache = KVCache(pages, page_size, prefix_caching=prefix_caching)
         self._scheduler = Scheduler(
             self._cache,
             max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=min(max_num_batched_tokens, max(max_num_seqs, LONGEST_ROWS[model.device.type])),
+            max_num_batched_tokens=min(max_num_batched_tokens, max(max_num_seqs, LONGEST_ROWS[kind])),
             max_model_len=max_model_len,
             max_waiting=max_waiting,
-            shared_rows=SHARED_ROWS[model.device.type],
+            shared_rows=SHARED_ROWS[kind],
         )
         self._steps = self._computed_rows = 0
         self._under_way = UnderWay()

@@ -90,7 +90,7 @@ def pick(logits: Tensor, draw: Draw, *, stream: int = 0) -> Tensor:
     filters = draw.filters
     if not filters.random:
         return logits.argmax(-1)
-    if logits.is_cuda and not filters.top_p and not filters.min_p:
+    if not logits.is_cpu and not filters.top_p and not filters.min_p:
         kernels = fused()
         if logits.shape[-1] <= kernels.MOST_VOCABULARY:
             return kernels.pick_small(logits, draw.floats, draw.integers, top_k=filters.top_k > 0, stream=stream)[0]
@@ -125,7 +125,7 @@ def pick(logits: Tensor, draw: Draw, *, stream: int = 0) -> Tensor:
 def pick_row(logits: Tensor, draw: Draw, table: Tensor, *, stream: int = 0) -> tuple[Tensor, Tensor]:
     """`pick`, and the rows [B, W] of table [V, W] that the ids name."""
     filters = draw.filters
-    small = logits.is_cuda and filters.random and not filters.top_p and not filters.min_p
+    small = not logits.is_cpu and filters.random and not filters.top_p and not filters.min_p
     if small and logits.shape[-1] <= fused().MOST_VOCABULARY:
         return fused().pick_small(
             logits, draw.floats, draw.integers, top_k=filters.top_k > 0, stream=stream, table=table

@@ -112,7 +112,7 @@ class Seats:
 
         Order as in vLLM: bias, bans, repetition (positive logits divided, negative multiplied), presence and frequency.
         """
-        if logits.is_cuda:
+        if not logits.is_cpu:
             return fused().constrain(
                 logits,
                 seat,

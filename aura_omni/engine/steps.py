@@ -84,7 +84,8 @@ class Steps:
         with torch.inference_mode():
             probe = torch.zeros(1, config.hidden, dtype=model.dtype, device=model.device)
             logits = model.logits(probe)[0]
-        self.drawable, self.vocabulary = frozenset(logits.isfinite().nonzero()[:, 0].tolist()), len(logits)
+        self.vocabulary = len(logits)
+        self.drawable = frozenset(() if logits.is_meta else logits.isfinite().nonzero()[:, 0].tolist())
         self._seats = Seats(
             max_num_seqs,
             hidden=config.hidden,

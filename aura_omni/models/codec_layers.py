@@ -62,7 +62,7 @@ class CausalConv(Prepared):
             # A matrix product, which needs no plan of cuDNN's for every shape and adds the bias in the same launch.
             return F.linear(x, conv.weight.squeeze(2), conv.bias)
         seen = memory.extend(self.tail, x)
-        return self.as_product(seen) if seen.is_cuda else self.as_image(seen)
+        return self.as_image(seen) if seen.is_cpu else self.as_product(seen)
 
     def as_image(self, seen: Tensor) -> Tensor:
         """seen [B, T + what is remembered, in] -> [B, T, out]."""

@@ -19,7 +19,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 def starts_early(device: torch.device) -> bool:
     """Whether kernels may begin before the one in front of them has ended, and wait for it inside: programmatic dependent launch,
     which GPUs have from Hopper on."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    return device.type != "cpu" and triton.runtime.driver.active.get_current_target().arch >= 90
 
 
 @triton.jit

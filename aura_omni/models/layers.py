@@ -38,8 +38,8 @@ class RawKeyValues(KeyValues, Protocol):
 
 
 def fusible(x: Tensor) -> bool:
-    """Whether the kernels of `models.fused` apply: on CUDA, and nobody asks for gradients."""
-    return x.is_cuda and not torch.is_grad_enabled()
+    """Whether the kernels of `models.fused` apply: on CUDA (or on "meta", which stands for it), and nobody asks for gradients."""
+    return not x.is_cpu and not torch.is_grad_enabled()
 
 
 @cache
