@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from aura_omni import __version__
 from aura_omni.bench.flags import add_flags as bench_flags
+from aura_omni.compiling import compiled_ahead
 from aura_omni.config import Options, load, load_here, platform, to_yaml
 from aura_omni.config.config import DEFAULT_HOST, DEFAULT_PORT, Config
 from aura_omni.config.deploy_file import packaged_names
@@ -236,16 +237,22 @@ def _serve(arguments: argparse.Namespace) -> int:
     log.info("effective configuration:\n%s", to_yaml(config).rstrip())
     from aura_omni.media.fetch import MediaPolicy
     from aura_omni.server.app import ServerConfig, run
+    from aura_omni.server.first import ask_first
 
     def load_pipeline(report: Report) -> Pipeline:
+        pipeline: Pipeline
         # Either reads torch here or in its process; the port is open meanwhile.
-        if config.engine_process:
-            from aura_omni.engine_process.client import PipelineProcess
+        with compiled_ahead(config, environ=os.environ):
+            if config.engine_process:
+                from aura_omni.engine_process.client import PipelineProcess
 
-            return PipelineProcess.load(config, report)
-        from aura_omni.pipeline import Pipeline
+                pipeline = PipelineProcess.load(config, report)
+            else:
+                from aura_omni.pipeline import Pipeline as PipelineHere
 
-        return Pipeline.load(config, report)
+                pipeline = PipelineHere.load(config, report)
+        ask_first(served, pipeline)
+        return pipeline
 
     served = ServerConfig(
         host=config.host,

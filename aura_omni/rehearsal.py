@@ -29,6 +29,7 @@ from triton.runtime.driver import driver
 
 from aura_omni.assembly import assemble
 from aura_omni.config import Config
+from aura_omni.errors import AuraError
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +45,10 @@ class Gpu:
 
     @classmethod
     def here(cls, index: int) -> Gpu:
-        real = driver.active
-        with torch.cuda.device(index):
-            return cls(real.get_current_target(), real.utils.get_device_properties(index)["max_shared_mem"])
+        """Asks for no more than can be known without memory on the device."""
+        major, minor = torch.cuda.get_device_capability(index)
+        properties = driver.active.utils.get_device_properties(index)
+        return cls(GPUTarget("cuda", 10 * major + minor, 32), properties["max_shared_mem"])
 
     @property
     def utils(self) -> SimpleNamespace:
@@ -97,22 +99,32 @@ def rehearse(config: Config, gpu: Gpu, found: Callable[[Kernel], object]) -> Non
 
 
 def main() -> None:
+    # Of the stages themselves the engine's process speaks.
+    logging.basicConfig(level=logging.ERROR, format="%(asctime)s %(levelname)s %(message)s")
+    log.setLevel(logging.INFO)
     config: Config = pickle.load(sys.stdin.buffer)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        _compile(config)
+    except AuraError:
+        pass  # the engine's process meets it as well
+    except Exception as error:
+        log.warning("kernels are not compiled ahead: %s: %s", type(error).__name__, error)
+
+
+def _compile(config: Config) -> None:
     os.nice(_NICE)
     began_s = time.monotonic()
     workers = max(1, len(os.sched_getaffinity(0)) - 2)
+    compiling: list[Future[None]] = []
     # Forked before there is a thread or anything of CUDA here, so none of them has to read torch again.
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork")) as processes:
         processes.submit(os.getpid).result()
         gpu = Gpu.here(config.stages[0].device)
-        compiling: list[Future[None]] = []
         rehearse(config, gpu, lambda kernel: compiling.append(processes.submit(kernel.compile, gpu)))
-        rehearsed_s = time.monotonic() - began_s
-        failed = [error for future in compiling if (error := future.exception())]
+    failed = [error for future in compiling if (error := future.exception())]
     log.info(
-        "%d kernels compiled ahead in %.1f s by %d processes, known after %.1f s",
-        len(compiling) - len(failed), time.monotonic() - began_s, workers, rehearsed_s,
+        "%d kernels compiled ahead, or found, in %.1f s by %d processes",
+        len(compiling) - len(failed), time.monotonic() - began_s, workers,
     )  # fmt: skip
     if failed:
         log.warning("%d kernels could not be compiled ahead; the first: %s", len(failed), failed[0])

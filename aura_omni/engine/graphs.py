@@ -30,7 +30,7 @@ class GraphPool:
     """Memory that graphs share which never run at the same time."""
 
     @cached_property
-    def handle(self) -> tuple[int, int]:
+    def handle(self) -> torch.cuda._POOL_HANDLE:
         return torch.cuda.graph_pool_handle()
 
 

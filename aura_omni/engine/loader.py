@@ -165,8 +165,13 @@ class Checkpoint:
         Raises CheckpointError naming the missing, unused or misshaped tensors (the first few of each). On "meta" nothing is read.
         """
         if device.type == "meta":
-            shapes = {name: (value, dtype if value.is_floating_point() else value.dtype) for name, value in network.state_dict().items()}
-            return settle(network, {name: torch.empty_like(value, dtype=kind) for name, (value, kind) in shapes.items()})
+            shapes = {
+                name: (value, dtype if value.is_floating_point() else value.dtype)
+                for name, value in network.state_dict().items()
+            }
+            return settle(
+                network, {name: torch.empty_like(value, dtype=kind) for name, (value, kind) in shapes.items()}
+            )
         where = self.tensors()
         wanted = list(slots(network, layout))
         self._check_names(where, wanted, layout, own)

@@ -218,14 +218,18 @@ def run(config: ServerConfig, load: Callable[[Report], Pipeline], *, grace_s: fl
         host, port = listener.getsockname()[:2]
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
+        def load_and_settle(report: Report) -> Pipeline:
+            found = load(report)
+            settled()  # here, as the first request would have to wait for it
+            return found
+
         def loaded() -> None:
             if pipeline.failure is not None:
                 server.should_exit = True
             else:
-                settled()
                 print(f"aura-omni: {url} serves {', '.join(pipeline.served_names)}", flush=True)
 
-        pipeline = LoadingPipeline(load, loaded)
+        pipeline = LoadingPipeline(load_and_settle, loaded)
         server = _Server(create_app(config, pipeline), pipeline, grace_s=grace_s)
         pipeline.start()
         server.run(sockets=[listener])

@@ -1,0 +1,50 @@
+"""Lets the kernels of a start be compiled beside it, by a process that goes before the engine (`rehearsal.py`).
+
+    with compiled_ahead(config, environ=os.environ):
+        pipeline = load(config)      # reads weights, and finds most kernels in Triton's cache when it comes to them
+
+Without it, or if it fails, a start takes longer and is otherwise the same.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+
+from aura_omni.config import Config, platform
+
+_LEAST_CORES = 4  # with fewer, the engine needs them all
+
+
+@contextmanager
+def compiled_ahead(config: Config, *, environ: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes] | None]:
+    """Where there is a GPU, cores to spare and graphs to record; what is not compiled by the end is left to the engine.
+
+    Yields the process, or None.
+    """
+    graphs = not all(stage.enforce_eager for stage in config.stages)
+    spare = len(os.sched_getaffinity(0)) >= _LEAST_CORES
+    if not (graphs and spare and platform(environ) == "cuda" and importlib.util.find_spec("triton")):
+        yield None
+        return
+    process = subprocess.Popen(
+        [sys.executable, "-m", "aura_omni.rehearsal"],
+        stdin=subprocess.PIPE,
+        env={**environ, "HF_HUB_OFFLINE": "1"},  # what is not here yet is fetched by the engine
+        start_new_session=True,  # so that it can be ended with its own processes
+    )
+    try:
+        assert process.stdin is not None
+        with suppress(BrokenPipeError), process.stdin:
+            pickle.dump(config, process.stdin)
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
