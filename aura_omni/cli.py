@@ -91,6 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(_unknown(unknown, SERVE_FLAGS if arguments.command == "serve" else ["--help"]))
     level = logging.WARNING if arguments.command in (*OFFLINE, "bench") else logging.INFO
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it says what it fetches
     try:
         if arguments.command == "serve":
             return _serve(arguments)

@@ -7,7 +7,9 @@ Knows turns and their requests. Does not know models: what it asks for is what a
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -30,6 +32,8 @@ from aura_omni.flow import (
 )
 from aura_omni.media.noise import swelling_noise
 
+log = logging.getLogger(__name__)
+
 _TOKENS = 4  # of each stage
 _PICTURE = 64  # pixels each way
 _HELLO = Text("Hello.")
@@ -44,6 +48,7 @@ def warm_up(
 ) -> None:
     """Run each stage once and report it as ready. Raises EngineError with the reason of the first that fails."""
     for ready, requests in _requests(stages, voice_task):
+        began_s = time.monotonic()
         for request in requests:
             try:
                 ended = _run(submit, request)
@@ -56,6 +61,7 @@ def warm_up(
                     f"the first inference of {' and '.join(ready)} failed: {ended.error}"
                 ) from ended.error
             break
+        log.info("%s: first inference in %.1f s", " and ".join(ready), time.monotonic() - began_s)
         for name in ready:
             report(name, "ready")
 

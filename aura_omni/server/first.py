@@ -13,6 +13,7 @@ import asyncio
 import base64
 import io
 import logging
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -44,8 +45,10 @@ class _Question:
 
 def ask_first(config: ServerConfig, pipeline: Pipeline) -> None:
     """Not on an event loop. An answer that fails is logged: whoever asks next gets the same, and is told why."""
+    began_s = time.monotonic()
     app = create_app(replace(config, api_keys=(), voices_dir=None), pipeline)
     asyncio.run(_ask(httpx.ASGITransport(app), list(_questions(pipeline))))
+    log.info("first requests answered in %.1f s", time.monotonic() - began_s)
 
 
 async def _ask(transport: httpx.ASGITransport, questions: list[_Question]) -> None:
