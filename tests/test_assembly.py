@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,13 @@ def test_what_does_not_fit_is_refused_before_weights_are_read(monkeypatch):
     monkeypatch.setattr(Checkpoint, "load", lambda *_, **__: pytest.fail("weights were read"))
     with pytest.raises(DoesNotFit, match=r"stage aura may take .* Raise its gpu_memory_utilization from 0.0001 to"):
         assemble(config(aura={"gpu_memory_utilization": 0.0001}))
+
+
+def test_a_start_does_not_import_the_compiler_of_pytorch():
+    """Which takes as long as PyTorch itself."""
+    script = "import sys; from aura_omni.pipeline import Pipeline; Pipeline.load('tiny.yaml').close(); print('torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
 
 
 def test_following_the_advice_of_a_refusal_works():

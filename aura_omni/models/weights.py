@@ -7,11 +7,14 @@ reads them, `nano` writes them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 
 class StackedLinear(nn.Linear):
@@ -23,6 +26,27 @@ class StackedLinear(nn.Linear):
 
     def split(self, out: Tensor) -> tuple[Tensor, ...]:
         return out.split(list(self.parts.values()), dim=-1)
+
+
+@contextmanager
+def shapes_only() -> Iterator[None]:
+    """Inside, networks are made of parameters without memory or values, on the "meta" device."""
+    with torch.device("meta"), _NothingDrawn():
+        yield
+
+
+class _NothingDrawn(TorchFunctionMode):
+    """To draw no numbers from a normal distribution, PyTorch imports its compiler: 890 modules, in as long as PyTorch itself takes."""
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: object,
+        given: tuple[Any, ...] = (),
+        named: dict[str, Any] | None = None,
+    ) -> Any:
+        named = named or {}
+        return named["tensor"] if function is nn.init.normal_ else function(*given, **named)
 
 
 class Prepared(nn.Module):

@@ -25,7 +25,7 @@ from aura_omni.models.qwen3_tts import TALKER_LAYOUT, Talker, TalkerConfig
 from aura_omni.models.qwen3_vl import LAYOUT as VL_LAYOUT
 from aura_omni.models.qwen3_vl import Qwen3VL, VLConfig
 from aura_omni.models.speaker_encoder import SPEAKER_LAYOUT, SpeakerEncoder, SpeakerEncoderConfig
-from aura_omni.models.weights import Layout, slots
+from aura_omni.models.weights import Layout, shapes_only, slots
 from aura_omni.nano import published
 from aura_omni.nano.published import TINY, Json, Sizes
 from aura_omni.stages.tokenizer import QWEN_SPLIT
@@ -57,7 +57,7 @@ def write_family(
     device = device or torch.device("cpu")
     vocabulary = 151936 if sizes is not TINY else 512
     write = _Writer(dtype, device, seed, weights)
-    with torch.device("meta"):
+    with shapes_only():
         ids = write_tokenizer(folder / "asr", published.AUDIO_TOKENS)
         files = published.asr_files(sizes, ids, vocabulary)
         hearing = AsrConfig.from_json(files["config.json"])

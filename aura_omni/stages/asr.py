@@ -26,6 +26,7 @@ from aura_omni.engine.stage_model import Rows, StageModel
 from aura_omni.errors import BadMedia, CheckpointError, PromptTooLong
 from aura_omni.flow import Audio, Sampling, Transcript
 from aura_omni.models.qwen3_asr import FFT_SAMPLES, HOP_SAMPLES, SAMPLE_RATE, AsrConfig, Qwen3Asr
+from aura_omni.models.weights import shapes_only
 from aura_omni.stages.clips import MAX_CLIP_S, SEARCH_S, at_speech_rate, media_key, split_long
 from aura_omni.stages.encoder_graphs import HearingGraphs
 from aura_omni.stages.tokenizer import TextTokenizer
@@ -103,7 +104,7 @@ class AsrStage(StageModel):
     @staticmethod
     def network_of(checkpoint: Checkpoint) -> Qwen3Asr:
         """The network that its configuration describes, on the meta device."""
-        with torch.device("meta"):
+        with shapes_only():
             network = checkpoint.parse(lambda config: Qwen3Asr(AsrConfig.from_json(config)))
         _check_front_end(checkpoint, network.config)
         return network

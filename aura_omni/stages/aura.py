@@ -30,6 +30,7 @@ from aura_omni.errors import CheckpointError
 from aura_omni.flow import Message, Sampling
 from aura_omni.models.qwen3_vl import LAYOUT, Qwen3VL, VLConfig
 from aura_omni.models.vision_input import Framing, PixelRules
+from aura_omni.models.weights import shapes_only
 from aura_omni.stages.aura_prompt import AuraPrompt, Profile, PromptWriter, Visual
 from aura_omni.stages.encoder_graphs import TowerGraphs, features_of
 from aura_omni.stages.prompt_memory import Group
@@ -154,7 +155,7 @@ class AuraStage(StageModel):
     @staticmethod
     def network_of(checkpoint: Checkpoint) -> Qwen3VL:
         """The network that its configuration describes, on the meta device."""
-        with torch.device("meta"):
+        with shapes_only():
             return checkpoint.parse(lambda config: Qwen3VL(VLConfig.from_json(config)))
 
     def prompt(self, messages: Seq[Message], *, system_prompt: str | None = None) -> AuraPrompt:

@@ -30,6 +30,7 @@ from aura_omni.errors import BadRequest, CheckpointError
 from aura_omni.flow import CODEBOOKS, Sampling
 from aura_omni.models.qwen3_tts import TALKER_LAYOUT, Talker, TalkerConfig
 from aura_omni.models.speaker_encoder import SPEAKER_LAYOUT, SpeakerEncoder, SpeakerEncoderConfig, log_mel
+from aura_omni.models.weights import shapes_only
 from aura_omni.stages.talker_prompt import Prefill, PromptWriter
 from aura_omni.stages.voices import Reference, Speaking, Voices
 
@@ -156,7 +157,7 @@ class TalkerStage(StageModel):
     def networks_of(checkpoint: Checkpoint) -> tuple[Talker, SpeakerEncoder | None]:
         """What its configuration describes, on the meta device; only Base checkpoints have a speaker encoder."""
         clones = checkpoint.json("config.json").get("tts_model_type") == "base"
-        with torch.device("meta"):
+        with shapes_only():
             talker = checkpoint.parse(lambda config: Talker(TalkerConfig.from_json(config)))
             if not clones:
                 return talker, None

@@ -32,6 +32,7 @@ from aura_omni.flow import CODEBOOKS, FRAME_SAMPLES, VOICE_RATE
 from aura_omni.models.codec import DECODER_LAYOUT, CodecConfig, CodecDecoder
 from aura_omni.models.codec_encoder import ENCODER_LAYOUT, CodecEncoder, CodecEncoderConfig
 from aura_omni.models.codec_state import CodecSnapshot
+from aura_omni.models.weights import shapes_only
 
 # Frames per stream and step. Few sizes, because each is a CUDA graph for every size of group; the last is the usual chunk of speech that goes on.
 STEP_FRAMES = (1, 2, 4, 8, 16)
@@ -71,7 +72,7 @@ def load(checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dtype) ->
 
 def networks_of(checkpoint: Checkpoint) -> tuple[CodecDecoder, CodecEncoder]:
     """What the `speech_tokenizer` folder's configuration describes, on the meta device."""
-    with torch.device("meta"):
+    with shapes_only():
         return (
             checkpoint.parse(lambda config: CodecDecoder(CodecConfig.from_json(config))),
             checkpoint.parse(lambda config: CodecEncoder(CodecEncoderConfig.from_json(config))),
