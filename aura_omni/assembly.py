@@ -45,7 +45,6 @@ SPEAKING: tuple[StageName, ...] = ("code2wav", "talker")  # an audio deadline go
 REFERENCES_KEPT = 64  # voices; each is a vector and a few hundred codes
 WAITING_PER_SLOT = 16  # requests that may wait for each of a stage's max_num_seqs
 CPU_BYTES = 2 << 30  # what the fractions are of without CUDA
-META_BYTES = 1 << 40  # enough for every model
 SMALL_BYTES = 256 << 20  # weights of a stage whose matrices are too small to be shared out among threads
 
 
@@ -176,7 +175,7 @@ def checkpoint_of(stage: StageConfig) -> Checkpoint:
     return Checkpoint.find(stage.model, revision=stage.revision)
 
 
-def _site(stage: StageConfig, device: torch.device | None) -> _Site:
+def _site(stage: StageConfig, device: torch.device | None = None) -> _Site:
     checkpoint = checkpoint_of(stage)
     device = device or _device(stage)
     dtype = _dtype(stage, device)
@@ -268,11 +267,14 @@ def _share_out(sites: list[_Site]) -> dict[StageName, int]:
     pages: dict[StageName, int] = {}
     for device in sorted({site.device for site in sites}, key=str):
         here = [site for site in sites if site.device == device]
+        if device.type == "meta":  # which stands for any number of GPUs
+            pages |= {site.config.name: _enough_pages(site) for site in here}
+            continue
         if device.type == "cuda":
             free, total = torch.cuda.mem_get_info(device)
             check_free_memory([site.config for site in here], device=device.index, free_bytes=free, total_bytes=total)
         else:
-            total = CPU_BYTES if device.type == "cpu" else META_BYTES
+            total = CPU_BYTES
         planned = plan_pages(total, [site.needs for site in here], page_size=PAGE_SIZE)
         for site in here:
             pages[site.config.name] = planned[site.config.name]
