@@ -35,8 +35,11 @@ def shapes_only() -> Iterator[None]:
         yield
 
 
+_DRAWS = (nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)
+
+
 class _NothingDrawn(TorchFunctionMode):
-    """To draw no numbers from a normal distribution, PyTorch imports its compiler: 890 modules, in as long as PyTorch itself takes."""
+    """Where PyTorch has no numbers to draw it imports its compiler to find that out: 890 modules, in as long as PyTorch itself takes."""
 
     def __torch_function__(
         self,
@@ -46,7 +49,7 @@ class _NothingDrawn(TorchFunctionMode):
         named: dict[str, Any] | None = None,
     ) -> Any:
         named = named or {}
-        return named["tensor"] if function is nn.init.normal_ else function(*given, **named)
+        return named["tensor"] if function in _DRAWS else function(*given, **named)
 
 
 class Prepared(nn.Module):

@@ -14,12 +14,14 @@ from triton import JITFunction
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.compiler import compile as compiled
+from triton.runtime.driver import driver
 
 from aura_omni.engine import fused_sampler, paged_attention
 from aura_omni.models import codec_kernels, fused, fused_linear, fused_tiles
 from aura_omni.models.codec import CodecConfig, CodecDecoder
 from aura_omni.models.codec_fused import FusedStep
 from aura_omni.models.weights import Prepared
+from aura_omni.rehearsal import Gpu
 from tests.models.codec_reference import PUBLISHED
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -154,12 +156,11 @@ def code2wav(step: FusedStep, codes: torch.Tensor) -> None:
 
 
 def main() -> None:
+    driver.set_active(Gpu(HOPPER, max_shared_mem=232_448))
     for module in MODULES:
         for name, kernel in vars(module).items():
             if isinstance(kernel, JITFunction) and name.endswith("_kernel"):
                 setattr(module, name, Recorder(kernel))
-        if hasattr(module, "starts_early"):
-            module.starts_early = lambda device: True
     for launch in launches():
         launch()
 
