@@ -28,9 +28,7 @@ def compiled_ahead(config: Config, *, environ: Mapping[str, str]) -> Iterator[su
 
     Yields the process, or None.
     """
-    graphs = not all(stage.enforce_eager for stage in config.stages)
-    spare = len(os.sched_getaffinity(0)) >= _LEAST_CORES
-    if not (graphs and spare and platform(environ) == "cuda" and importlib.util.find_spec("triton")):
+    if not _worth_it(config, environ):
         yield None
         return
     process = subprocess.Popen(
@@ -41,10 +39,20 @@ def compiled_ahead(config: Config, *, environ: Mapping[str, str]) -> Iterator[su
     )
     try:
         assert process.stdin is not None
-        with suppress(BrokenPipeError), process.stdin:
+        with suppress(BrokenPipeError):
             pickle.dump(config, process.stdin)
+            process.stdin.flush()  # and it stays open: when it is closed, however that came about, the process ends
         yield process
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        process.communicate()
+
+
+def _worth_it(config: Config, environ: Mapping[str, str]) -> bool:
+    return (
+        platform(environ) == "cuda"
+        and not all(stage.enforce_eager for stage in config.stages)
+        and importlib.util.find_spec("triton") is not None
+        and len(os.sched_getaffinity(0)) >= _LEAST_CORES
+    )

@@ -14,7 +14,9 @@ import logging
 import multiprocessing
 import os
 import pickle
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -131,6 +133,7 @@ def _compile(config: Config) -> None:
     # Forked before there is a thread or anything of CUDA here, so none of them has to read torch again.
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork")) as processes:
         processes.submit(os.getpid).result()
+        threading.Thread(target=_end_with_the_server, daemon=True).start()
         gpu = Gpu.here(config.stages[0].device)
         rehearse(config, gpu, lambda kernel: compiling.append(processes.submit(kernel.compile, gpu)))
     failed = [error for future in compiling if (error := future.exception())]
@@ -140,6 +143,13 @@ def _compile(config: Config) -> None:
     )  # fmt: skip
     if failed:
         log.warning("%d kernels could not be compiled ahead; the first: %s", len(failed), failed[0])
+
+
+def _end_with_the_server() -> None:
+    """Which holds the other end of our input. We are the first of a session of our own."""
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+    os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -72,6 +72,15 @@ def test_it_ends_with_the_start(gpu_machine: dict[str, str]) -> None:
     assert process.returncode is not None
 
 
+def test_it_ends_with_the_process_that_has_started_it(gpu_machine: dict[str, str]) -> None:
+    config = load(Options(deploy_config="tiny.yaml"), environ={}, platform="cuda")
+    with compiled_ahead(config, environ=gpu_machine) as process:
+        assert process is not None
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait(60)
+
+
 def test_nothing_is_compiled_ahead_without_a_gpu_or_graphs(gpu_machine: dict[str, str]) -> None:
     config = load(Options(deploy_config="tiny.yaml", enforce_eager=True), environ={}, platform="cuda")
     with compiled_ahead(config, environ=gpu_machine) as process:
