@@ -165,13 +165,9 @@ class Checkpoint:
         Raises CheckpointError naming the missing, unused or misshaped tensors (the first few of each). On "meta" nothing is read.
         """
         if device.type == "meta":
-            shapes = {
-                name: (value, dtype if value.is_floating_point() else value.dtype)
-                for name, value in network.state_dict().items()
-            }
-            return settle(
-                network, {name: torch.empty_like(value, dtype=kind) for name, (value, kind) in shapes.items()}
-            )
+            state = network.to(device).state_dict()
+            empty = {name: value.to(dtype) if value.is_floating_point() else value for name, value in state.items()}
+            return settle(network, empty)
         where = self.tensors()
         wanted = list(slots(network, layout))
         self._check_names(where, wanted, layout, own)
