@@ -288,6 +288,8 @@ class ArRunner(Runner):
 
     def _prepare(self, batch: Batch) -> bool:
         """Launch a piece of what the rows need. Until it has arrived, whoever is waited for finds nothing of theirs behind it."""
+        if batch.sequences[0].only_read:
+            return False  # nobody is waited for
         try:
             launched = self._model.prepare(batch)
         except torch.AcceleratorError:
@@ -310,7 +312,13 @@ class ArRunner(Runner):
         )
         for sequence in batch.sequences if few else ():
             sequence.blocked = True  # until `close`
+            self._end_read(sequence)
         return few
+
+    def _end_read(self, sequence: Sequence) -> None:
+        """What was only read has come to its end, when there is nothing left of it to be read."""
+        if sequence.only_read and sequence.blocked:
+            self._finish(sequence, "stop")
 
     def _launch_ahead(self, under_way: Batch) -> bool:
         """Start the step after one that is under way and draws for all, for those that go on if it ends nobody."""
@@ -374,6 +382,8 @@ class ArRunner(Runner):
         done for it.
         """
         self._scheduler.commit(flight.batch)
+        for sequence in flight.batch.sequences:
+            self._end_read(sequence)
         for sequence, values in zip(flight.drawn, flight.arrival.numpy(), strict=True):
             if sequence.finished:
                 continue

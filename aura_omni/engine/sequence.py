@@ -79,6 +79,7 @@ class Sequence:
     priority: int = 0  # lower goes first
     blocked: bool = False  # set by the stage: its next row is not known yet, so it must not be stepped
     open: bool = False  # the end of its prompt is not known: nobody waits for it, it draws nothing (`ArRunner.close`)
+    only_read: bool = False  # open, and it ends as soon as others can find its rows in the prefix cache
     carried: bool = False  # its next row is in its seat; the stage takes it back where that row will not do
 
     # Kept by the engine

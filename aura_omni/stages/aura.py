@@ -5,6 +5,7 @@
     reader = stage.reader(SAMPLING)                        # fed with what on_output gets
 
 or, while the end of the prompt is not known, stage.sequence(draft, ..., known=rows) and stage.close(sequence, prompt).
+`stage.reading(prompt, ...)` leaves all but a prompt's last message in the prefix cache and says nothing.
 
 Frames stay uint8 until a step needs their rows; then they are resized, cut into patches and encoded on the device, each
 pair of frames once. Rows found in the prefix cache never ask for theirs.
@@ -195,6 +196,12 @@ class AuraStage(StageModel):
             open=known is not None,
         )
 
+    def reading(self, prompt: AuraPrompt, *, on_end: Callable[[FinishReason, Exception | None], None]) -> Sequence:
+        """All but the prompt's last message, for the prefix cache alone."""
+        sequence = self.sequence(prompt, SAMPLING, on_output=_unheard, on_end=on_end, known=prompt.beginning.rows)
+        sequence.state.ahead, sequence.only_read = (), True
+        return sequence
+
     def close(self, sequence: Sequence, prompt: AuraPrompt, sampling: Sampling) -> None:
         """All of the prompt of an open sequence, for `ArRunner.close`, which follows. Engine thread."""
         assert prompt.tokens[: sequence.length] == sequence.tokens, "the rows that were known have changed"
@@ -288,6 +295,10 @@ class AuraStage(StageModel):
         if self._graphs is None:
             return features_of(self.network.visual, frames, framing)
         return self._graphs(frames, framing)
+
+
+def _unheard(token: int) -> None:
+    raise AssertionError(f"a sequence that is only read said {token}")
 
 
 def _needs(batch: Batch) -> Iterator[_Need]:

@@ -333,3 +333,95 @@ def test_whenever_prompts_become_known_and_pages_run_out_everyone_says_the_same(
     assert runner.counters.pages_used == 0
     assert runner.counters.preemptions > 0
     assert runner.counters.cached_rows > 0
+
+
+# ---------------------------------------------------------------- what is only read
+
+
+def reading(tokens: list[int], *, media: tuple[MediaSpan, ...] = ()) -> Request:
+    request = Request(tokens, media=media)
+    request.sequence.open = request.sequence.only_read = True
+    return request
+
+
+def test_what_is_only_read_ends_when_its_rows_can_be_found() -> None:
+    media = (MediaSpan(5, 10, b"clip"),)
+    want, runner = calm(Request(prompt(21), media=media)), make_runner(TinyStage())
+    ahead, later = reading(prompt(20), media=media), Request(prompt(21), media=media)
+    run(runner, ahead)
+    assert (ahead.reason, ahead.heard) == ("stop", [])
+    assert runner.counters.computed_rows == 20
+    run(runner, later)
+    assert later.heard == want
+    assert later.sequence.cached == 20
+    run(runner, reading(prompt(20), media=media))
+    assert runner.counters.cached_rows == 20, "only prompts count"
+    assert runner.counters.prompt_tokens == 21
+    assert runner.counters.computed_rows == 20 + len(want) + 4, "of what is there the last page is read again"
+
+
+def test_a_few_rows_are_not_worth_being_only_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LEAST_KNOWN_ROWS, "cpu", 15)
+    runner, ahead = make_runner(TinyStage()), reading(prompt(14))
+    run(runner, ahead)
+    assert ahead.reason == "stop"
+    assert runner.counters.computed_rows == 0
+
+
+def test_what_is_only_read_goes_behind_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SHARED_ROWS, "cpu", 16)
+    runner = make_runner(TinyStage(), max_model_len=512, pages=200)
+    background, ahead = reading(prompt(60, seed=2)), Request(prompt(60))
+    opened(ahead, 40)
+    runner.add(background.sequence)
+    runner.step()
+    assert background.sequence.computed == 16, "where nobody comes, a whole step"
+    runner.add(ahead.sequence)
+    for computed in (8, 16, 24, 32, 40):
+        runner.step()
+        assert (ahead.sequence.computed, background.sequence.computed) == (computed, 16)
+    writes = Request(prompt(20, seed=3), replace(GREEDY, max_tokens=3))
+    runner.add(writes.sequence)
+    while not writes.heard:
+        runner.step()
+        assert background.sequence.computed == 16
+    runner.step()
+    assert background.sequence.computed == 24, "beside decoding half a step"
+    runner.abort(ahead.sequence)
+    settle(runner)
+    assert background.reason == "stop"
+    assert runner.counters.pages_used == 0
+
+
+def test_who_comes_takes_seat_and_pages_of_what_is_only_read_and_it_goes_on_afterwards() -> None:
+    runner = make_runner(TinyStage(), max_num_seqs=1, max_num_batched_tokens=8, pages=16)
+    background, comes = reading(prompt(40, seed=2)), Request(prompt(30))
+    want = calm(Request(prompt(30)))
+    runner.add(background.sequence)
+    runner.step()
+    runner.add(comes.sequence)
+    settle(runner)
+    assert comes.heard == want
+    assert background.reason == "stop"
+    assert background.sequence.preempted == 1
+    assert runner.counters.pages_used == 0
+
+
+@pytest.mark.parametrize("moment", ["waiting", "under way", "between"])
+def test_what_is_only_read_can_be_ended_at_any_moment(moment: str) -> None:
+    lane = SlowLane()
+    runner = make_runner(TinyStage(), lane=lane, max_num_batched_tokens=8)
+    background = reading(prompt(40))
+    runner.add(background.sequence)
+    if moment != "waiting":
+        runner.step()
+    if moment == "between":
+        lane.arrive()
+        runner.land()
+    runner.abort(background.sequence)
+    runner.check_integrity()
+    assert background.reason == "cancelled"
+    assert runner.counters.pages_used == 0
+    lane.arrive()
+    runner.step()
+    assert not runner.busy
