@@ -31,6 +31,10 @@ class Reading:
         self._read: Future[bool] = Future()
         self._sequence: Sequence = stage.reading(prompt, on_end=self._ended)
 
+    @property
+    def over(self) -> bool:
+        return self._read.done()
+
     def wait(self, timeout_s: float | None = None) -> bool:
         """Until it has ended: whether all of it was read. Raises TimeoutError, or what it failed of."""
         return self._read.result(timeout_s)

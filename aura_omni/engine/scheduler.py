@@ -268,7 +268,11 @@ class Scheduler:
         if counts or (known and not known[0].only_read):
             budget = min(budget, self.shared_rows // 2)
         for sequence in known:
-            if sequence.only_read == known[0].only_read and budget and (sequence.pages or self._admit(sequence)):
+            if sequence.only_read != known[0].only_read or not budget:
+                break
+            if sequence.only_read and sequence.pages:
+                self.cache.catch_up(sequence)  # the turn that it was meant for may have come
+            if sequence.pages or self._admit(sequence):
                 counts[sequence] = min(budget, sequence.length - sequence.computed)
                 budget -= counts[sequence]
 

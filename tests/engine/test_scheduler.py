@@ -92,7 +92,9 @@ def test_a_short_prompt_does_not_wait_for_the_long_one_before_it() -> None:
     assert rows(step(scheduler)) == {3: (8, 1), 0: (8, 15)}, "and nobody's, if there is none"
     scheduler.remove(next(one for one in scheduler.running if one.id == 3))
     assert rows(step(scheduler)) == {0: (23, 13), 4: (0, 3)}, "the seat is the last one's"
-    assert rows(step(scheduler)) == {4: (3, 1), 0: (36, 4), 1: (0, 11)}, "of those that are too long for that, the second follows the first"
+    assert rows(step(scheduler)) == {4: (3, 1), 0: (36, 4), 1: (0, 11)}, (
+        "of those that are too long for that, the second follows the first"
+    )
 
 
 def test_a_prompt_that_waits_for_a_long_one_takes_over_what_that_one_has_read_meanwhile() -> None:
