@@ -26,6 +26,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,7 +34,7 @@ from typing import Any
 
 import numpy as np
 from lengths import AURA_TOKENS, WORD, forced, silence
-from true_size import Report, machine, memory, stages_of, true_stages, write
+from true_size import Report, described, machine, memory, stages_of, true_stages, write
 
 from aura_omni.assembly import PAGE_SIZE
 from aura_omni.bench.playback import listen
@@ -69,6 +70,7 @@ PREPARED_AT_ONCE = 4  # histories
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, help="checkpoints of true size; written unless they are there")
+    parser.add_argument("--in-memory", action="store_true", help="weights are made up on the GPU, not written and read")
     parser.add_argument("--tiny", action="store_true", help="the tiny family")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument(
@@ -97,7 +99,8 @@ def main() -> None:
             write_family(Path(temporary), kinds=("custom_voice",))
             measure(arguments, Path(temporary), tiny_config(Path(temporary)))
     else:
-        write(arguments.folder)
+        if not arguments.in_memory:
+            write(arguments.folder)
         measure(arguments, arguments.folder, live_config(arguments.folder, max(arguments.sessions)))
 
 
@@ -121,7 +124,8 @@ def measure(arguments: argparse.Namespace, folder: Path, config: Config) -> None
     report.add("machine", machine())
     report.add("load", {name: value for name, value in vars(arguments).items() if name not in ("folder", "out")})
     begin = time.monotonic()
-    pipeline = Pipeline.load(config)
+    with described(folder) if arguments.in_memory else nullcontext():
+        pipeline = Pipeline.load(config)
     try:
         report.add("load_s", round(time.monotonic() - begin, 1))
         sessions: list[Session] = []
