@@ -272,13 +272,18 @@ class ArRunner(Runner):
         known: list[int] = []  # of prompts whose end is not
         for index, sequence in enumerate(batch.sequences):
             (known if sequence.open else decoding if _decodes(batch, index) else prompts).append(index)
-        parts = [(batch.part(decoding), True), (batch.part(prompts), False)]
-        if parts[1][0].sampled():
+        single, whole, ahead = (batch.part(indices) for indices in (decoding, prompts, known))
+        if known and ahead.sequences[0].only_read:
+            whole, ahead = batch.part(() if self._put_off(ahead) else known), batch.part(())
+        if self._compute.joins(single, whole) and not any(sequence.finished for sequence in batch.sequences):
+            self._launch_joined(single, whole)
+            single = whole = batch.part(())
+        parts = [(single, True), (whole, False)]
+        if whole.sampled():
             parts.reverse()  # who waits for a first id goes before those who have one
         for part, decode in parts:
             self._launch_rows(part, decode=decode)
-        ahead = batch.part(known)
-        if known and not self._prepare(ahead) and not self._put_off(ahead):
+        if ahead.sequences and not self._prepare(ahead) and not self._put_off(ahead):
             self._launch_rows(ahead, decode=False)
         self._steps += 1
 
@@ -286,10 +291,24 @@ class ArRunner(Runner):
         self._computed_rows += batch.rows
         self._launch_safely(batch, decode=decode)
 
+    def _launch_joined(self, single: Batch, prompts: Batch) -> None:
+        """Launch rows of decoding with those of prompts; if that fails, one after the other."""
+        try:
+            values = self._compute.joined(single, prompts)
+        except torch.AcceleratorError:
+            raise
+        except Exception as error:
+            logger.warning("rows of decoding and of prompts failed together; they go on apart", exc_info=error)
+            self._launch_rows(single, decode=True)
+            self._launch_rows(prompts, decode=False)
+            return
+        batch = Batch.of(single, prompts)
+        drawn = Batch.of(single, prompts.part(prompts.sampled())).sequences
+        self._computed_rows += batch.rows
+        self._flights.append(_Flight(batch, drawn, self._lane.home(values[: len(drawn)]), decode=False))
+
     def _prepare(self, batch: Batch) -> bool:
         """Launch a piece of what the rows need. Until it has arrived, whoever is waited for finds nothing of theirs behind it."""
-        if batch.sequences[0].only_read:
-            return False  # nobody is waited for
         try:
             launched = self._model.prepare(batch)
         except torch.AcceleratorError:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal
 
 from aura_omni.flow import Sampling
@@ -146,6 +147,12 @@ class Batch:
             tuple(self.starts[index] for index in chosen),
             tuple(self.counts[index] for index in chosen),
         )
+
+    @classmethod
+    def of(cls, *batches: Batch) -> Batch:
+        """One after another."""
+        parts = [(batch.sequences, batch.starts, batch.counts) for batch in batches]
+        return cls(*(tuple(chain.from_iterable(part)) for part in zip(*parts, strict=True)))
 
     def split(self) -> list[Batch]:
         """The same rows, each sequence in a batch of its own."""
