@@ -69,6 +69,11 @@ class _Flight:
         """Whether all of its sequences can go on with a row of decoding."""
         return len(self.drawn) == len(self.batch.sequences) > 0
 
+    @property
+    def awaited(self) -> bool:
+        """Whether somebody waits for it who has got nothing yet."""
+        return any(not (sequence.open or sequence.generated) for sequence in self.batch.sequences)
+
 
 class ArRunner(Runner):
     """Of an autoregressive stage."""
@@ -139,11 +144,7 @@ class ArRunner(Runner):
 
     @property
     def awaited(self) -> bool:
-        return any(
-            not sequence.open and not sequence.generated
-            for flight in self._flights
-            for sequence in flight.batch.sequences
-        )
+        return any(flight.awaited for flight in self._flights)
 
     @property
     def counters(self) -> Counters:
@@ -236,9 +237,11 @@ class ArRunner(Runner):
             launched = not self._flights and self._launch()
             if launched:
                 self.land()  # a CPU has computed it already
-            if len(self._flights) == 1 and self._flights[0].draws_all:
+            if len(self._flights) == 1:
                 flight = self._flights[0]
-                launched |= self._launch_ahead(flight.batch) or (flight.decode and self._launch_newcomers(flight.batch))
+                launched |= (flight.draws_all and self._launch_ahead(flight.batch)) or (
+                    not flight.awaited and self._launch_newcomers(flight.batch)
+                )
         return launched
 
     def check_integrity(self) -> None:
@@ -360,7 +363,7 @@ class ArRunner(Runner):
         return True
 
     def _launch_newcomers(self, under_way: Batch) -> bool:
-        """Start prompts behind a step of decoding that is under way, so that none of them waits for its launch as well."""
+        """Start prompts behind a step of others that is under way, so that none of them waits for its launch as well."""
         batch = self._scheduler.schedule_newcomers(under_way)
         if batch is None:
             return False

@@ -425,3 +425,25 @@ def test_what_is_only_read_can_be_ended_at_any_moment(moment: str) -> None:
     lane.arrive()
     runner.step()
     assert not runner.busy
+
+
+def test_who_comes_is_launched_behind_what_is_only_read_and_waits_for_no_more_of_it() -> None:
+    lane = SlowLane()
+    runner = make_runner(TinyStage(), lane=lane, max_num_batched_tokens=8)
+    background, comes = reading(prompt(40)), Request(prompt(6, seed=1))
+    want = calm(Request(prompt(6, seed=1)))
+    runner.add(background.sequence)
+    runner.step()
+    runner.add(comes.sequence)
+    runner.step()
+    assert len(lane.under_way) == 2
+    lane.arrive(1)
+    assert not runner.step() or len(lane.under_way) == 1, "nothing more of it is put in front of who waits"
+    lane.arrive()
+    runner.step()
+    assert comes.heard == want[:1]
+    while runner.busy:
+        lane.arrive()
+        runner.step()
+        runner.check_integrity()
+    assert (comes.heard, background.reason) == (want, "stop")
