@@ -145,6 +145,8 @@ def assemble(config: Config, report: Report = unreported) -> Stages:
             runners[name] = _runner(model, sites[name], pages[name], usual, before=before)
             if name in SPEAKING:
                 heard.append(runners[name])
+    if think is not None and think.device.type == "cuda" and "talker" in runners:
+        runners["talker"].make_room_for(runners["aura"])
     return Stages(
         asr=hear,
         aura=think,

@@ -51,6 +51,9 @@ LEAST_KNOWN_ROWS = {"cuda": 128, "cpu": 1}
 # a first frame, which is some 10 ms otherwise; those who decode have more text or sound in hand than that.
 HOLD_S = 0.02
 
+# What listeners must have in hand for steps of decoding to wait for prompts of others: sound in 16 frames, of some 5 ms each, follows in time.
+IN_HAND_S = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class _Flight:
@@ -109,6 +112,7 @@ class ArRunner(Runner):
         self._at_once = model.device.type == "cpu"  # a launch computes
         self._least_known = LEAST_KNOWN_ROWS[model.device.type]
         self._clock = clock
+        self._behind: Runner | None = None
         self._held_since_s: float | None = None
         self._cache = KVCache(pages, page_size, prefix_caching=prefix_caching)
         self._scheduler = Scheduler(
@@ -145,6 +149,14 @@ class ArRunner(Runner):
     @property
     def awaited(self) -> bool:
         return any(flight.awaited for flight in self._flights)
+
+    @property
+    def reads(self) -> bool:
+        return any(not flight.decode for flight in self._flights) or self._scheduler.reading
+
+    def make_room_for(self, behind: Runner) -> None:
+        """Let a less urgent runner read prompts by itself while all who listen here have enough in hand."""
+        self._behind = behind
 
     @property
     def counters(self) -> Counters:
@@ -250,8 +262,22 @@ class ArRunner(Runner):
     # ------------------------------------------------------------ launch
 
     def _holds(self) -> bool:
-        """Whether decoding waits a little, for the sake of somebody who has got nothing yet."""
-        if not any(runner.awaited for runner in self._before) or self._scheduler.newcomers:
+        """Whether decoding waits, for the sake of somebody who has got nothing yet."""
+        return not self._scheduler.newcomers and (self._holds_a_little() or self._has_time())
+
+    def _has_time(self) -> bool:
+        if self._behind is None or not self._behind.reads:
+            return False
+        enough_s = self._clock() + IN_HAND_S
+        sequences = [*self._scheduler.running, *self._scheduler.waiting]
+        if any(not sequence.blocked and sequence.lasts_until_s < enough_s for sequence in sequences):
+            return False
+        for sequence in sequences:
+            sequence.paused = True
+        return True
+
+    def _holds_a_little(self) -> bool:
+        if not any(runner.awaited for runner in self._before):
             return False
         now_s = self._clock()
         if self._held_since_s is None:

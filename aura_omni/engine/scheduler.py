@@ -74,6 +74,11 @@ class Scheduler:
         return any(not (one.generated or one.blocked or one.open) for one in (*self.running, *self.waiting))
 
     @property
+    def reading(self) -> bool:
+        """Whether a prompt has a seat and could be read further."""
+        return any(not one.blocked and one.length - one.computed > 1 for one in self.running)
+
+    @property
     def spare(self) -> bool:
         """Whether a seat is free that nobody waits for."""
         return len(self.running) + len(self.waiting) < self.max_num_seqs

@@ -5,6 +5,7 @@ Knows token ids and pages. Knows neither tensors nor text; `state` belongs to th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import chain
@@ -81,6 +82,8 @@ class Sequence:
     blocked: bool = False  # set by the stage: its next row is not known yet, so it must not be stepped
     open: bool = False  # the end of its prompt is not known: nobody waits for it, it draws nothing (`ArRunner.close`)
     only_read: bool = False  # open, and it ends as soon as others can find its rows in the prefix cache
+    lasts_until_s: float = -math.inf  # on the clock: whoever listens has enough until then of what it has made
+    paused: bool = False  # for that reason, since its last output; its listener takes it back
     carried: bool = False  # its next row is in its seat; the stage takes it back where that row will not do
 
     # Kept by the engine
