@@ -30,15 +30,16 @@ from aura_omni.engine.lane import Arrival, Lane
 from aura_omni.engine.scheduler import Scheduler
 from aura_omni.engine.sequence import Batch, FinishReason, Sequence
 from aura_omni.engine.stage_model import Runner, StageModel
-from aura_omni.engine.steps import NO_ID, PREFILL_SIZES, Steps
+from aura_omni.engine.steps import JOINED_SIZES, NO_ID, PREFILL_SIZES, Steps
 from aura_omni.errors import AuraError, BadRequest, EngineError
 from aura_omni.flow import Sampling
 
 logger = logging.getLogger(__name__)
 
-# Rows of prompts in a step that others wait for: on a GPU the most that is one graph, which 8B parameters take some 12 ms for, while
-# launching more would take the host twice as long; on a core of a CPU some 30 to 50 ms of a small model. A frame of speech is heard for 80.
-SHARED_ROWS = {"cuda": PREFILL_SIZES[-1], "cpu": 128}
+# Rows of prompts in a step that others wait for: on a GPU what is one graph together with rows of decoding, as half of it is, too. 8B
+# parameters take some 12 ms for them, while launching more would take the host twice as long; on a core of a CPU some 30 to 50 ms of a small
+# model. A frame of speech is heard for 80.
+SHARED_ROWS = {"cuda": 2 * JOINED_SIZES[-2], "cpu": 128}
 
 # Rows of any step: who comes while a long prompt is read alone waits for the end of one. On a CPU steps are short where somebody waits already.
 LONGEST_ROWS = {"cuda": 4 * PREFILL_SIZES[-1], "cpu": 1 << 20}

@@ -32,8 +32,10 @@ from aura_omni.flow import Sampling
 PREFILL_SIZES = (16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 PREFILL_CHUNKS = 16
 
-# Those that up to so many rows of decoding go along with. Fewer sizes: it spares a step of milliseconds, whatever is padded.
-JOINED_SIZES, JOINED_ROWS = (64, 128, 256, 512), 8
+# Those that up to so many rows of decoding go along with: fewer sizes, as it spares a step of milliseconds whatever is padded, and
+# all rows together fill the tiles of a product.
+JOINED_ROWS = 8
+JOINED_SIZES = tuple(size - JOINED_ROWS for size in (64, 128, 256, 512))
 
 NO_ID = -1  # instead of an id, where the logits are not finite
 

@@ -38,7 +38,7 @@ def test_padded_steps_equal_steps_as_they_are(batched: int, mrope: bool, monkeyp
     stage = TinyStage(mrope=mrope)
     runner = make_runner(stage, graphs=True, usual=(SAMPLINGS[1], GREEDY), **options)
     usual = sorted(recorded)
-    joined = tuple(5 + size for size in JOINED_SIZES)
+    joined = tuple(5 + size for size in JOINED_SIZES)  # five may decode
     # Decode, draw, short prefills, and those with rows of decoding, before any request.
     assert usual == sorted(2 * sizes_up_to(5) + PREFILL_SIZES + joined)
     runner.add(padded[0].sequence)
