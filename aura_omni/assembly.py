@@ -197,11 +197,15 @@ def _site(stage: StageConfig) -> _Site:
         return _ar_site(
             stage, checkpoint, device, dtype, [seeing], seeing.decoder, seeing.config.vocabulary,
             encoder=TowerGraphs.bytes(seeing.config.vision, dtype), adds=len(seeing.config.vision.deepstack_layers),
-            more=stage.max_num_seqs * AuraStage.ahead_bytes(seeing.config, dtype),
+            more=stage.max_num_seqs * AuraStage.ahead_bytes(seeing.config, dtype) + picture_cache_bytes(stage),
         )  # fmt: skip
     talker, speaker = TalkerStage.networks_of(checkpoint)
     voices: list[nn.Module] = [talker] if speaker is None else [talker, speaker]
     return _ar_site(stage, checkpoint, device, dtype, voices, talker.decoder, talker.config.codec_vocab)
+
+
+def picture_cache_bytes(stage: StageConfig) -> int:
+    return int(stage.picture_cache_gib * 2**30)
 
 
 def _ar_site(
@@ -335,7 +339,13 @@ def _load_asr(site: _Site) -> AsrStage:
 
 
 def _load_aura(site: _Site) -> AuraStage:
-    return AuraStage.load(site.checkpoint, device=site.device, dtype=site.dtype, max_model_len=site.max_model_len)
+    return AuraStage.load(
+        site.checkpoint,
+        device=site.device,
+        dtype=site.dtype,
+        max_model_len=site.max_model_len,
+        picture_cache_bytes=picture_cache_bytes(site.config),
+    )
 
 
 def _load_talker(site: _Site) -> TalkerStage:

@@ -65,6 +65,7 @@ LATE_S = 1.0  # the next frames are there
 GIVE_UP_S = 10.0  # behind the camera: a session that cannot keep up ends
 KEPT_ANSWERS = 10
 PREPARED_AT_ONCE = 4  # histories
+PICTURES_GIB = 0.22  # of a session: 31 pairs of frames, as a cut leaves 30
 
 
 def main() -> None:
@@ -106,10 +107,12 @@ def main() -> None:
 
 def live_config(folder: Path, sessions: int) -> Config:
     """32 sessions of 46 rounds of 240 rows are 353,000 rows of AURA's cache, more than its usual share of an H200 holds, and
-    the Talker needs far less than its."""
+    the Talker needs far less than its. Frames are kept encoded until a cut has had them read again."""
     stages = true_stages(folder)
-    stages["1"] |= {"max_num_seqs": sessions, "gpu_memory_utilization": 0.55}
+    kept_gib = round(sessions * PICTURES_GIB, 1)
+    stages["1"] |= {"max_num_seqs": sessions, "gpu_memory_utilization": 0.65, "picture_cache_gib": kept_gib}
     stages["2"] |= {"gpu_memory_utilization": 0.10}
+    stages["3"] |= {"gpu_memory_utilization": 0.10}
     return load_here(Options(deploy_config="aura_omni.yaml", stage_overrides=json.dumps(stages)))
 
 

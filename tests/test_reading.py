@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-import aura_omni.engine.runner
 from aura_omni.errors import BadRequest, PromptTooLong, Unavailable
-from aura_omni.flow import AudioChunk, Event, Message, Text, TurnRequest, Video
+from aura_omni.flow import Message, Text, TurnRequest, Video
 from aura_omni.pipeline import Pipeline
-from aura_omni.stages.pace import Pace
-from tests.family import Listener, ask, clip, config, recording, running, spoken
+from tests.family import Listener, ask, clip, config, recording, running
 
 ANSWER = {"aura": {"max_tokens": 6, "temperature": 1.0, "seed": 5}}
 
@@ -96,33 +93,3 @@ def test_what_cannot_be_read_is_refused(pipeline: Pipeline) -> None:
         mute.prepare(rounds(0, 1))
     with pytest.raises(Unavailable):
         mute.prepare(rounds(0, 1))
-
-
-def test_speech_whose_talker_made_room_for_prompts_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aura_omni.engine.runner, "IN_HAND_S", 0.0)
-    pauses: list[bool] = []
-    came = Pace.came
-
-    def counted(self: Pace, *, paused: bool) -> None:
-        pauses.append(paused)
-        came(self, paused=paused)
-
-    monkeypatch.setattr(Pace, "came", counted)
-    request = spoken(sampling={"aura": {"max_tokens": 6}, "talker": {"min_tokens": 20, "max_tokens": 40, "seed": 3}})
-    with running(config()) as other:
-        want = ask(other, request)
-        assert not any(pauses)
-        other.parts.ar_runners["talker"].make_room_for(other.parts.ar_runners["aura"])
-        listener, late = Listener(), threading.Event()
-
-        def hear(event: Event) -> None:
-            listener(event)
-            if isinstance(event, AudioChunk) and not late.is_set():
-                late.set()
-                other.submit(turn(rounds(0, 6)), Listener())
-
-        other.submit(request, hear)
-        got = listener.wait()
-    assert any(pauses)
-    assert got.text == want.text
-    np.testing.assert_array_equal(got.samples, want.samples)
