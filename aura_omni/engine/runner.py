@@ -253,7 +253,8 @@ class ArRunner(Runner):
             if len(self._flights) == 1:
                 flight = self._flights[0]
                 launched |= (flight.draws_all and self._launch_ahead(flight.batch)) or (
-                    not flight.awaited and self._launch_newcomers(flight.batch)
+                    not flight.awaited
+                    and (self._launch_newcomers(flight.batch) or self._launch_reading(flight.batch))
                 )
         return launched
 
@@ -395,6 +396,15 @@ class ArRunner(Runner):
         if batch is None:
             return False
         self._launch_batch(batch)
+        return True
+
+    def _launch_reading(self, under_way: Batch) -> bool:
+        """Start the step after one that nobody waits for, so that the device does not wait for the host."""
+        batch = self._scheduler.schedule_reading(under_way)
+        if batch is None:
+            return False
+        self._steps += 1
+        self._launch_rows(batch, decode=False)
         return True
 
     def _launch_safely(self, batch: Batch, *, decode: bool, ahead: bool = False) -> None:

@@ -192,6 +192,21 @@ class Scheduler:
             return None
         return Batch(tuple(going), tuple(sequence.length for sequence in going), (1,) * len(going))
 
+    def schedule_reading(self, under_way: Batch) -> Batch | None:
+        """What follows a step under way, of a sequence that is only read, while there is nothing else to do."""
+        present = sorted((one for one in (*self.running, *self.waiting) if not one.blocked), key=_rank)
+        if not all(one.only_read for one in present):
+            return None
+        steps = zip(under_way.sequences, under_way.starts, under_way.counts, strict=True)
+        ends = {sequence: start + count for sequence, start, count in steps}
+        for sequence in present:
+            begin = ends.get(sequence, sequence.computed)
+            if begin < sequence.length and (sequence.pages or self._admit(sequence)):
+                begin = max(begin, sequence.computed)
+                most = min(self.max_num_batched_tokens, self.shared_rows)
+                return Batch((sequence,), (begin,), (min(most, sequence.length - begin),))
+        return None
+
     def commit(self, batch: Batch) -> None:
         """The batch's rows are in their pages."""
         for sequence, start, count in zip(batch.sequences, batch.starts, batch.counts, strict=True):

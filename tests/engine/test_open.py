@@ -434,11 +434,17 @@ def test_who_comes_is_launched_behind_what_is_only_read_and_waits_for_no_more_of
     want = calm(Request(prompt(6, seed=1)))
     runner.add(background.sequence)
     runner.step()
+    runner.step()
+    assert len(lane.under_way) == 2, "the device does not wait for the host"
     runner.add(comes.sequence)
     runner.step()
     assert len(lane.under_way) == 2
     lane.arrive(1)
-    assert not runner.step() or len(lane.under_way) == 1, "nothing more of it is put in front of who waits"
+    runner.step()
+    assert len(lane.under_way) == 2
+    lane.arrive(1)
+    runner.step()
+    assert len(lane.under_way) == 1, "nothing more of it is put in front of who waits"
     lane.arrive()
     runner.step()
     assert comes.heard == want[:1]
@@ -447,3 +453,30 @@ def test_who_comes_is_launched_behind_what_is_only_read_and_waits_for_no_more_of
         runner.step()
         runner.check_integrity()
     assert (comes.heard, background.reason) == (want, "stop")
+
+
+def test_several_that_are_only_read_are_read_one_after_the_other_without_a_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(SHARED_ROWS, "cpu", 16)
+    stage, lane = TinyStage(), SlowLane()
+    runner = make_runner(stage, lane=lane, pages=200)
+    requests = [reading(prompt(length, seed=length)) for length in (40, 24, 17)]
+    for request in requests:
+        runner.add(request.sequence)
+    while runner.busy:
+        runner.step()
+        runner.check_integrity()
+        assert len(lane.under_way) == 2 or sum(batch.rows for batch in stage.batches) == 40 + 24 + 17
+        lane.arrive(1)
+    assert [request.reason for request in requests] == ["stop"] * 3
+    assert max(batch.rows for batch in stage.batches) == 16
+    for length in (40, 24, 17):
+        later, alone = (Request([*prompt(length, seed=length), 3]) for _ in range(2))
+        runner.add(later.sequence)
+        while runner.busy:
+            runner.step()
+            lane.arrive()
+        assert later.sequence.cached == length // 4 * 4
+        run(make_runner(TinyStage()), alone)
+        assert later.heard == alone.heard
