@@ -253,8 +253,7 @@ class ArRunner(Runner):
             if len(self._flights) == 1:
                 flight = self._flights[0]
                 launched |= (flight.draws_all and self._launch_ahead(flight.batch)) or (
-                    not flight.awaited
-                    and (self._launch_newcomers(flight.batch) or self._launch_reading(flight.batch))
+                    not flight.awaited and (self._launch_newcomers(flight.batch) or self._launch_reading(flight.batch))
                 )
         return launched
 

@@ -355,7 +355,7 @@ def test_decoding_makes_room_for_prompts_while_its_listeners_have_enough_in_hand
     writes = make_runner(TinyStage(), lane=lane, max_num_batched_tokens=8)
     speaks = make_runner(TinyStage(), lane=ours, clock=lambda: now_s)
     speaks.make_room_for(writes)
-    one, two = (Request(prompt(5, seed=seed), replace(GREEDY, max_tokens=6)) for seed in (1, 2))
+    one, two = (Request(prompt(5, seed=seed), replace(GREEDY, max_tokens=12)) for seed in (1, 2))
     want = [expected(one), expected(two)]
     for request in (one, two):
         speaks.add(request.sequence)
