@@ -11,6 +11,7 @@ holds in the engine (pages, slots, states) is free before its Ended is sent.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, replace
@@ -144,10 +145,12 @@ class Pipeline(Asking):
         self.engine.post(turn.begin)
         return turn
 
-    def prepare(self, messages: Sequence[Message], *, system_prompt: str | None = None) -> Reading:
+    def prepare(
+        self, messages: Sequence[Message], *, system_prompt: str | None = None, due_s: float = math.inf
+    ) -> Reading:
         """Have AURA read what turns to come will begin with, when nobody waits for it: messages without Audio, as they will be sent.
 
-        Raises as `submit`.
+        due_s: when that will be, on time.monotonic(); of several what is due first is read first. Raises as `submit`.
         """
         if not self.ready:
             raise Unavailable(self.reason)
@@ -159,7 +162,7 @@ class Pipeline(Asking):
         runner = self.parts.ar_runners["aura"]
         prompt = aura.prompt((*messages, Message("user", ())), system_prompt=system_prompt)
         runner.check(len(prompt.tokens), SAMPLING)
-        reading = Reading(prompt, engine=self.engine, stage=aura, runner=runner)
+        reading = Reading(prompt, due_s=due_s, engine=self.engine, stage=aura, runner=runner)
         self.engine.post(reading.begin)
         return reading
 

@@ -1,8 +1,8 @@
 """AURA reads what turns to come will begin with, while it has nothing else to do.
 
-    reading = pipeline.prepare(messages)      # any thread
+    reading = pipeline.prepare(messages, due_s=time.monotonic() + 5)      # any thread
     reading.wait()
-    reading.cancel()                          # any thread, any time
+    reading.cancel()                                                      # any thread, any time
 
 A live session that cuts its history makes everything behind the cut new to AURA: thousands of rows, which the next turn would
 have to wait for. But what will be left is known rounds before.
@@ -26,10 +26,10 @@ class Reading:
     only ever saves time. What it has read stays for as long as the prefix cache has room, longer the later it was last asked for.
     """
 
-    def __init__(self, prompt: AuraPrompt, *, engine: Engine, stage: AuraStage, runner: ArRunner) -> None:
+    def __init__(self, prompt: AuraPrompt, *, due_s: float, engine: Engine, stage: AuraStage, runner: ArRunner) -> None:
         self._engine, self._runner = engine, runner
         self._read: Future[bool] = Future()
-        self._sequence: Sequence = stage.reading(prompt, on_end=self._ended)
+        self._sequence: Sequence = stage.reading(prompt, due_s=due_s, on_end=self._ended)
 
     @property
     def over(self) -> bool:

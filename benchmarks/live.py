@@ -321,7 +321,9 @@ class Session:
             rounds.append(found)
             self._ask(found, due, self._history.window[-1])
             if self._history.rounds_to_cut <= self._read_ahead and (self._reading is None or self._reading.over):
-                self._reading = self._pipeline.prepare(self._history.after_cut())
+                self._reading = self._pipeline.prepare(
+                    self._history.after_cut(), due_s=due + self._history.rounds_to_cut
+                )
         self._wait()
         return rounds
 

@@ -339,7 +339,7 @@ class Scheduler:
             self.seated.remove(sequence)
 
 
-def _rank(sequence: Sequence) -> tuple[bool, bool, int, int]:
+def _rank(sequence: Sequence) -> tuple[bool, bool, float, int]:
     return sequence.open, sequence.only_read, sequence.priority, sequence.id
 
 

@@ -78,7 +78,7 @@ class Sequence:
     state: Any = None
     inner: Sampling = _GREEDY  # of what the stage draws besides the id (Talker: codebooks 1..15)
     cacheable: bool = True  # False: rows are not a function of tokens and media (Talker)
-    priority: int = 0  # lower goes first
+    priority: float = 0  # lower goes first
     blocked: bool = False  # set by the stage: its next row is not known yet, so it must not be stepped
     open: bool = False  # the end of its prompt is not known: nobody waits for it, it draws nothing (`ArRunner.close`)
     only_read: bool = False  # open, and it ends as soon as others can find its rows in the prefix cache

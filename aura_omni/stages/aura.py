@@ -206,10 +206,12 @@ class AuraStage(StageModel):
             open=known is not None,
         )
 
-    def reading(self, prompt: AuraPrompt, *, on_end: Callable[[FinishReason, Exception | None], None]) -> Sequence:
-        """All but the prompt's last message, for the prefix cache alone."""
+    def reading(
+        self, prompt: AuraPrompt, *, due_s: float, on_end: Callable[[FinishReason, Exception | None], None]
+    ) -> Sequence:
+        """All but the prompt's last message, for the prefix cache alone. due_s: when it is needed; what is needed first goes first."""
         sequence = self.sequence(prompt, SAMPLING, on_output=_unheard, on_end=on_end, known=prompt.beginning.rows)
-        sequence.state.ahead, sequence.only_read = (), True
+        sequence.state.ahead, sequence.only_read, sequence.priority = (), True, due_s
         return sequence
 
     def close(self, sequence: Sequence, prompt: AuraPrompt, sampling: Sampling) -> None:

@@ -480,3 +480,22 @@ def test_several_that_are_only_read_are_read_one_after_the_other_without_a_pause
         assert later.sequence.cached == length // 4 * 4
         run(make_runner(TinyStage()), alone)
         assert later.heard == alone.heard
+
+
+def test_of_what_is_only_read_what_is_needed_first_goes_first() -> None:
+    lane = SlowLane()
+    runner = make_runner(TinyStage(), lane=lane, max_num_batched_tokens=8)
+    late, soon = reading(prompt(40)), reading(prompt(24, seed=1))
+    late.sequence.priority, soon.sequence.priority = 9.0, 5.0
+    runner.add(late.sequence)
+    runner.step()
+    runner.add(soon.sequence)
+    while not soon.ends:
+        lane.arrive(1)
+        runner.step()
+        runner.check_integrity()
+    assert late.sequence.computed == 16, "two steps of it were under way"
+    while runner.busy:
+        lane.arrive()
+        runner.step()
+    assert (late.reason, soon.reason) == ("stop", "stop")

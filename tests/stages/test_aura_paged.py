@@ -339,7 +339,7 @@ def test_what_is_read_beforehand_encodes_its_pictures_once(
     want = alone(aura, CUT[1], 6)
     runner, ends = runner_of(aura, rows=23), []
     encoded.clear()
-    runner.add(aura.reading(aura.prompt(CUT[1]), on_end=lambda reason, error: ends.append((reason, error))))
+    runner.add(aura.reading(aura.prompt(CUT[1]), due_s=0.0, on_end=lambda reason, error: ends.append((reason, error))))
     while runner.busy:
         runner.step()
         runner.check_integrity()
