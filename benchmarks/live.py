@@ -299,6 +299,8 @@ class Session:
     def remember(self) -> None:
         """What was said and seen so far into the cache, if it is not there."""
         self._pipeline.prepare(self._history.messages()[:-1]).wait()
+        if self._history.rounds_to_cut <= self._read_ahead:
+            self._pipeline.prepare(self._history.after_cut()).wait()
 
     def begin(self) -> None:
         """Ask something about the newest frames."""
