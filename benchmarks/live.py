@@ -65,6 +65,7 @@ LATE_S = 1.0  # the next frames are there
 GIVE_UP_S = 10.0  # behind the camera: a session that cannot keep up ends
 KEPT_ANSWERS = 10
 PREPARED_AT_ONCE = 4  # histories
+GOLDEN = (5**0.5 - 1) / 2  # its multiples are spread evenly, however many
 PICTURES_GIB = 0.22  # of a session: 31 pairs of frames, as a cut leaves 30
 
 
@@ -134,10 +135,7 @@ def measure(arguments: argparse.Namespace, folder: Path, config: Config) -> None
         sessions: list[Session] = []
         for number in arguments.sessions:
             begin = time.monotonic()
-            sessions += [
-                Session(pipeline, folder, arguments, place, of=max(arguments.sessions))
-                for place in range(len(sessions), number)
-            ]
+            sessions += [Session(pipeline, folder, arguments, place) for place in range(len(sessions), number)]
             remember(sessions)
             prepared = {"prepare_s": round(time.monotonic() - begin, 1), "cache_rows": cache(pipeline)}
             report.add(f"sessions_{number}", prepared | together(pipeline, sessions, arguments.seconds))
@@ -157,10 +155,11 @@ def remember(sessions: list[Session]) -> None:
 
 def together(pipeline: Pipeline, sessions: list[Session], seconds: int) -> dict[str, Any]:
     """All of them for so long, to their last word."""
+    coming = [session.videos(seconds) for session in sessions]
     before, begin = counts(pipeline), time.monotonic() + 0.5
 
     def live(place: int) -> list[Found]:
-        return sessions[place].live(begin + place / len(sessions), seconds)
+        return sessions[place].live(begin + place / len(sessions), coming[place])
 
     with ThreadPoolExecutor(len(sessions)) as pool:
         rounds = [found for founds in pool.map(live, range(len(sessions))) for found in founds]
@@ -281,16 +280,14 @@ class Found:
 
 
 class Session:
-    def __init__(
-        self, pipeline: Pipeline, folder: Path, arguments: argparse.Namespace, number: int, *, of: int
-    ) -> None:
-        self._pipeline, self._random = pipeline, np.random.default_rng((of, number))
+    def __init__(self, pipeline: Pipeline, folder: Path, arguments: argparse.Namespace, number: int) -> None:
+        self._pipeline, self._random = pipeline, np.random.default_rng(number)
         self._every, self._read_ahead = arguments.question_every, arguments.read_ahead
         # Sessions are of different ages, so that their questions and their cuts come one after the other.
         self._age = number % (arguments.question_every or 1)
-        length = arguments.rounds + number * (arguments.prune_at - arguments.rounds) // of
+        more = int(number * GOLDEN % 1 * (arguments.prune_at - arguments.rounds + 1))
         self._history = History(arguments.rounds, arguments.prune_at)
-        self._history.window = [Round(self._video()) for _ in range(length)]
+        self._history.window = [Round(video) for video in self.videos(arguments.rounds + more)]
         self._reading: Reading | None = None
         spoken = forced(folder)
         self._sampling = {True: spoken, False: {**spoken, "aura": silence(folder)}}  # by whether somebody asks
@@ -307,10 +304,9 @@ class Session:
         self._ask(Found(asked=bool(self._every)), time.monotonic(), self._history.window[-1])
         self._wait()
 
-    def live(self, begin: float, seconds: int) -> list[Found]:
-        """All rounds of so many seconds, or those before it gave up."""
+    def live(self, begin: float, coming: list[Video]) -> list[Found]:
+        """A round for each of what comes every second, or those before it gave up."""
         rounds: list[Found] = []
-        coming = [self._video() for _ in range(seconds)]
         for second, video in enumerate(coming):
             due = begin + second
             time.sleep(max(0.0, due - time.monotonic()))
@@ -365,9 +361,10 @@ class Session:
         self._pipeline.submit(request, sink)
         written.wait()
 
-    def _video(self) -> Video:
-        frames = self._random.integers(0, 256, (2, 360, 640, 3), dtype=np.uint8)
-        return Video(frames, (0.0, 0.5), 2.0, self._random.bytes(16))
+    def videos(self, count: int) -> list[Video]:
+        """So many pairs of frames."""
+        frames = self._random.integers(0, 256, (count, 2, 360, 640, 3), dtype=np.uint8)
+        return [Video(pair, (0.0, 0.5), 2.0, self._random.bytes(16)) for pair in frames]
 
     def _speech(self) -> Audio:
         return Audio(swelling_noise(self._random, 5.0, SPEECH_RATE), SPEECH_RATE, self._random.bytes(16))
