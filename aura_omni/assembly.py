@@ -147,6 +147,8 @@ def assemble(config: Config, report: Report = unreported, *, device: torch.devic
             runners[name] = _runner(model, sites[name], pages[name], usual, before=before)
             if name in SPEAKING:
                 heard.append(runners[name])
+    if think is not None and think.device.type == "cuda" and "talker" in runners:
+        runners["talker"].make_room_for(runners["aura"])
     return Stages(
         asr=hear,
         aura=think,
@@ -196,7 +198,7 @@ def _site(stage: StageConfig, device: torch.device | None = None) -> _Site:
         return _ar_site(
             stage, checkpoint, device, dtype, [seeing], seeing.decoder, seeing.config.vocabulary,
             encoder=TowerGraphs.bytes(seeing.config.vision, dtype), adds=len(seeing.config.vision.deepstack_layers),
-            more=stage.max_num_seqs * AuraStage.ahead_bytes(seeing.config, dtype),
+            more=stage.max_num_seqs * AuraStage.ahead_bytes(seeing.config, dtype) + picture_cache_bytes(stage),
         )  # fmt: skip
     talker, speaker = TalkerStage.networks_of(checkpoint)
     voices: list[nn.Module] = [talker] if speaker is None else [talker, speaker]
@@ -206,6 +208,10 @@ def _site(stage: StageConfig, device: torch.device | None = None) -> _Site:
 def _device(stage: StageConfig) -> torch.device:
     index = cuda_index(stage, cuda_devices=torch.cuda.device_count())
     return torch.device("cpu") if index is None else torch.device("cuda", index)
+
+
+def picture_cache_bytes(stage: StageConfig) -> int:
+    return int(stage.picture_cache_gib * 2**30)
 
 
 def _ar_site(
@@ -342,7 +348,13 @@ def _load_asr(site: _Site) -> AsrStage:
 
 
 def _load_aura(site: _Site) -> AuraStage:
-    return AuraStage.load(site.checkpoint, device=site.device, dtype=site.dtype, max_model_len=site.max_model_len)
+    return AuraStage.load(
+        site.checkpoint,
+        device=site.device,
+        dtype=site.dtype,
+        max_model_len=site.max_model_len,
+        picture_cache_bytes=picture_cache_bytes(site.config),
+    )
 
 
 def _load_talker(site: _Site) -> TalkerStage:

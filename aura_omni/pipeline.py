@@ -3,6 +3,7 @@
     pipeline = Pipeline.load(config)
     turn = pipeline.submit(request, sink)     # any thread; what can be refused is refused here, before the engine
     turn.cancel()                             # any thread, any time
+    pipeline.prepare(messages)                # what turns to come will begin with: `reading`
 
 `sink` gets flow events on the engine thread and must return at once: any number, then exactly one Ended. Whatever a Turn
 holds in the engine (pages, slots, states) is free before its Ended is sent.
@@ -10,7 +11,8 @@ holds in the engine (pages, slots, states) is free before its Ended is sent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, replace
 from typing import Any, get_args
@@ -42,6 +44,8 @@ from aura_omni.flow import (
 from aura_omni.media.audio import resample
 from aura_omni.media.level import may_be_speech
 from aura_omni.plan import Draft, Listening, Plan, text_of, with_transcripts
+from aura_omni.reading import Reading
+from aura_omni.stages.aura import SAMPLING
 from aura_omni.stages.aura_prompt import AuraPrompt
 from aura_omni.stages.silent import speakable
 from aura_omni.stages.talker import TalkerStage
@@ -140,6 +144,27 @@ class Pipeline(Asking):
         )
         self.engine.post(turn.begin)
         return turn
+
+    def prepare(
+        self, messages: Sequence[Message], *, system_prompt: str | None = None, due_s: float = math.inf
+    ) -> Reading:
+        """Have AURA read what turns to come will begin with, when nobody waits for it: messages without Audio, as they will be sent.
+
+        due_s: when that will be, on time.monotonic(); of several what is due first is read first. Raises as `submit`.
+        """
+        if not self.ready:
+            raise Unavailable(self.reason)
+        aura = self.parts.aura
+        if aura is None:
+            raise BadRequest(f"this server reads no messages (pipeline {self.config.pipeline})", param="messages")
+        if any(isinstance(part, Audio) for message in messages for part in message.parts):
+            raise BadRequest("what was said must be text before it can be read", param="messages")
+        runner = self.parts.ar_runners["aura"]
+        prompt = aura.prompt((*messages, Message("user", ())), system_prompt=system_prompt)
+        runner.check(len(prompt.tokens), SAMPLING)
+        reading = Reading(prompt, due_s=due_s, engine=self.engine, stage=aura, runner=runner)
+        self.engine.post(reading.begin)
+        return reading
 
     @property
     def speakers(self) -> tuple[str, ...]:

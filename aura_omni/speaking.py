@@ -167,7 +167,10 @@ class Speaker:
 
         def frame(codes: np.ndarray) -> None:
             self._work.count(audio_frames=1)
-            chunker.add(codes)
+            chunker.add(codes, paused=sequence.paused)
+            sequence.paused = False
+            if self._plan.request.playback.live:
+                sequence.lasts_until_s = pace.dry_at_s
             if guard.frame(codes) is not None:
                 self._work.abort(sequence)
 
@@ -302,10 +305,10 @@ class _Chunker:
         self._pace, self._push = pace, push
         self._frames: list[np.ndarray] = []
 
-    def add(self, frame: np.ndarray) -> None:
-        """frame: int64 [16]."""
+    def add(self, frame: np.ndarray, *, paused: bool) -> None:
+        """frame: int64 [16]; paused: as `Pace.came` has it."""
         self._frames.append(frame)
-        self._pace.came()
+        self._pace.came(paused=paused)
         self.send_due()
 
     def send_due(self) -> None:

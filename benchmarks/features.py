@@ -40,6 +40,8 @@ FEATURES: Mapping[str, Mapping[str, object]] = {
     "split-chunks": {"aura_omni.engine.paged_attention.LONG_CONTEXT": 1 << 40},
     # Graphs of more than 128 rows.
     "long-prefills": {"aura_omni.engine.steps.PREFILL_SIZES": SHORT_PREFILLS},
+    # Rows of decoding in the same launch as those of prompts.
+    "joined-steps": {"aura_omni.engine.steps.Steps.joins": _no},
     # Graphs of the vision tower and the audio encoder.
     "encoder-graphs": {
         "aura_omni.stages.asr.AsrStage.prepare_graphs": StageModel.prepare_graphs,

@@ -1,7 +1,7 @@
 """Live sessions at the pipeline: a pair of frames every second, now and then a spoken question, in real time.
 
     python benchmarks/live.py --folder /scratch/true --out live.json                       # 32 sessions for 40 s, on one GPU
-    python benchmarks/live.py --folder /scratch/true --out live.json --sessions 8 16 32    # one load after another
+    python benchmarks/live.py --folder /scratch/true --out live.json --sessions 8 16 24 32 --seconds 20
     python benchmarks/live.py --tiny --sessions 2 --seconds 10 --out live.json             # two CPU cores
 
 A session is a round a second, at a phase of its own: two frames of 640x360 come, and AURA decides to be silent. Every tenth round also
@@ -10,7 +10,10 @@ the end of the speech, came. A session's next round begins when the text of the 
 
 History is AURA's: all rounds with their frames, answers and silences; one round more than `--prune-at` and the oldest go at
 once, so that `--rounds` are left, and of those that go questions and answers stay as text, ten at most. What a session has seen is in
-the prefix cache, but after such a cut everything behind the system prompt is computed again.
+the prefix cache, but after such a cut everything behind the system prompt is computed again. What a cut will leave is known
+before: from `--read-ahead` rounds before it on AURA is told to read it when nobody waits for it (`Pipeline.prepare`).
+
+Loads go on where the one before ended: its sessions stay, others come with a history of their own.
 
 No HTTP and no decoding of media: frames and sound are arrays. Lengths are forced (`lengths.py`).
 """
@@ -21,8 +24,9 @@ import argparse
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,7 +34,7 @@ from typing import Any
 
 import numpy as np
 from lengths import AURA_TOKENS, WORD, forced, silence
-from true_size import Report, machine, memory, stages_of, true_stages, write
+from true_size import Report, described, machine, memory, stages_of, true_stages, write
 
 from aura_omni.assembly import PAGE_SIZE
 from aura_omni.bench.playback import listen
@@ -46,7 +50,6 @@ from aura_omni.flow import (
     Ended,
     Event,
     Message,
-    Part,
     Text,
     TextDelta,
     Transcript,
@@ -56,20 +59,24 @@ from aura_omni.flow import (
 from aura_omni.media.noise import swelling_noise
 from aura_omni.nano.random_family import write_family
 from aura_omni.pipeline import Pipeline
+from aura_omni.reading import Reading
 
 LATE_S = 1.0  # the next frames are there
 GIVE_UP_S = 10.0  # behind the camera: a session that cannot keep up ends
 KEPT_ANSWERS = 10
 PREPARED_AT_ONCE = 4  # histories
+GOLDEN = (5**0.5 - 1) / 2  # its multiples are spread evenly, however many
+PICTURES_GIB = 0.22  # of a session: 31 pairs of frames, as a cut leaves 30
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, help="checkpoints of true size; written unless they are there")
+    parser.add_argument("--in-memory", action="store_true", help="weights are made up on the GPU, not written and read")
     parser.add_argument("--tiny", action="store_true", help="the tiny family")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument(
-        "--sessions", type=int, nargs="+", default=[32], metavar="N", help="at once; one load after another"
+        "--sessions", type=int, nargs="+", default=[32], metavar="N", help="at once; one load after another, growing"
     )
     parser.add_argument("--seconds", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=30, help="that a cut leaves (default: %(default)s)")
@@ -77,7 +84,16 @@ def main() -> None:
     parser.add_argument(
         "--question-every", type=int, default=10, metavar="ROUNDS", help="0: never (default: %(default)s)"
     )
+    parser.add_argument(
+        "--read-ahead",
+        type=int,
+        default=5,
+        metavar="ROUNDS",
+        help="before a cut, from which on AURA reads what it will leave; 0: never (default: %(default)s)",
+    )
     arguments = parser.parse_args()
+    if arguments.sessions != sorted(arguments.sessions):
+        parser.error("--sessions must grow: sessions stay from one load to the next")
     if arguments.tiny == (arguments.folder is not None):
         parser.error("give --folder FOLDER or --tiny")
     if arguments.tiny:
@@ -85,16 +101,19 @@ def main() -> None:
             write_family(Path(temporary), kinds=("custom_voice",))
             measure(arguments, Path(temporary), tiny_config(Path(temporary)))
     else:
-        write(arguments.folder)
+        if not arguments.in_memory:
+            write(arguments.folder)
         measure(arguments, arguments.folder, live_config(arguments.folder, max(arguments.sessions)))
 
 
 def live_config(folder: Path, sessions: int) -> Config:
     """32 sessions of 46 rounds of 240 rows are 353,000 rows of AURA's cache, more than its usual share of an H200 holds, and
-    the Talker needs far less than its."""
+    the Talker needs far less than its. Frames are kept encoded until a cut has had them read again."""
     stages = true_stages(folder)
-    stages["1"] |= {"max_num_seqs": sessions, "gpu_memory_utilization": 0.55}
+    kept_gib = round(sessions * PICTURES_GIB, 1)
+    stages["1"] |= {"max_num_seqs": sessions, "gpu_memory_utilization": 0.65, "picture_cache_gib": kept_gib}
     stages["2"] |= {"gpu_memory_utilization": 0.10}
+    stages["3"] |= {"gpu_memory_utilization": 0.10}
     return load_here(Options(deploy_config="aura_omni.yaml", stage_overrides=json.dumps(stages)))
 
 
@@ -109,39 +128,59 @@ def measure(arguments: argparse.Namespace, folder: Path, config: Config) -> None
     report.add("machine", machine())
     report.add("load", {name: value for name, value in vars(arguments).items() if name not in ("folder", "out")})
     begin = time.monotonic()
-    pipeline = Pipeline.load(config)
+    with described(folder) if arguments.in_memory else nullcontext():
+        pipeline = Pipeline.load(config)
     try:
         report.add("load_s", round(time.monotonic() - begin, 1))
+        sessions: list[Session] = []
         for number in arguments.sessions:
-            report.add(f"sessions_{number}", together(pipeline, folder, arguments, number))
+            begin = time.monotonic()
+            sessions += [Session(pipeline, folder, arguments, place) for place in range(len(sessions), number)]
+            remember(sessions)
+            prepared = {"prepare_s": round(time.monotonic() - begin, 1), "cache_rows": cache(pipeline)}
+            report.add(f"sessions_{number}", prepared | together(pipeline, sessions, arguments.seconds))
         pipeline.engine.check_integrity()
         report.add("memory_gib", memory())
     finally:
         pipeline.close()
 
 
-def together(pipeline: Pipeline, folder: Path, arguments: argparse.Namespace, number: int) -> dict[str, Any]:
-    """So many sessions, from their past to their last word."""
-    begin = time.monotonic()
-    sessions = [Session(pipeline, folder, arguments, place, of=number) for place in range(number)]
+def remember(sessions: list[Session]) -> None:
+    """The past of all of them into the cache; then each asks something, so that nothing is done for the first time later."""
     with ThreadPoolExecutor(PREPARED_AT_ONCE) as pool:
-        list(pool.map(Session.prepare, sessions))
-    prepare_s, kept = time.monotonic() - begin, cache(pipeline)
+        list(pool.map(Session.remember, sessions))
+    with ThreadPoolExecutor(len(sessions)) as pool:
+        list(pool.map(Session.begin, sessions))
+
+
+def together(pipeline: Pipeline, sessions: list[Session], seconds: int) -> dict[str, Any]:
+    """All of them for so long, to their last word."""
+    coming = [session.videos(seconds) for session in sessions]
     before, begin = counts(pipeline), time.monotonic() + 0.5
-    with ThreadPoolExecutor(number) as pool:
-        list(pool.map(lambda session: session.live(begin), sessions))
+
+    def live(place: int) -> list[Found]:
+        return sessions[place].live(begin + place / len(sessions), coming[place])
+
+    with ThreadPoolExecutor(len(sessions)) as pool:
+        rounds = [found for founds in pool.map(live, range(len(sessions))) for found in founds]
     wall_s, after = time.monotonic() - begin, counts(pipeline)
-    rounds = [found for session in sessions for found in session.found]
-    gained = {name: after["aura"][name] - before["aura"][name] for name in ("rows", "cached")}
     return {
-        "prepare_s": round(prepare_s, 1),
-        "cache_rows": kept,
         "wall_s": round(wall_s, 1),
         **summary(rounds),
-        "given_up": sum(session.given_up for session in sessions),
-        "aura_rows_a_round": {name: round(rows / len(rounds)) for name, rows in gained.items()},
+        "given_up": len(sessions) * seconds - len(rounds),
+        "aura_rows_a_round": of_each(
+            {name: after["aura"][name] - before["aura"][name] for name in after["aura"]}, len(rounds)
+        ),
         "stages": during(before, after, wall_s),
     }
+
+
+def of_each(gained: Mapping[str, float], rounds: int) -> dict[str, int]:
+    """Rows that AURA computed for each round: in all, for the turn's own prompt, and beforehand; and those that its cache had."""
+    own = gained["prompt"] - gained["cached"]
+    beforehand = gained["rows"] - own - gained["generated"]
+    rows = {"rows": gained["rows"], "own": own, "beforehand": beforehand, "cached": gained["cached"]}
+    return {name: round(count / rounds) for name, count in rows.items()}
 
 
 def counts(pipeline: Pipeline) -> Counts:
@@ -152,6 +191,7 @@ def counts(pipeline: Pipeline) -> Counts:
             "step_s": found.step_s,
             "prompt": found.prompt_tokens,
             "cached": found.cached_rows,
+            "generated": found.generated_tokens,
         }
         for stage, found in pipeline.counters.items()
     }
@@ -189,24 +229,36 @@ class History:
         self.window.append(Round(video))
         if len(self.window) <= self.prune_at:
             return False
-        going, self.window = self.window[: -self.rounds], self.window[-self.rounds :]
-        self.answered += [(past.question, past.answer) for past in going if past.answer != SILENT_TEXT]
-        del self.answered[:-KEPT_ANSWERS]
+        self.answered, self.window = self._left()
         return True
 
     def messages(self, *asked: Audio) -> tuple[Message, ...]:
-        """asked: what is said in the newest round."""
-        return tuple(self._messages(asked))
-
-    def _messages(self, asked: tuple[Part, ...]) -> Iterator[Message]:
-        for question, answer in self.answered:
-            yield Message("user", (Text(question),))
-            yield Message("assistant", (Text(answer),))
+        """asked: what is said in the newest round, which is not answered."""
         *past, newest = self.window
-        for round_ in past:
-            yield Message("user", (round_.video, *([Text(round_.question)] if round_.question else [])))
-            yield Message("assistant", (Text(round_.answer),))
-        yield Message("user", (newest.video, *asked))
+        return (*_messages(self.answered, past), Message("user", (newest.video, *asked)))
+
+    @property
+    def rounds_to_cut(self) -> int:
+        return self.prune_at + 1 - len(self.window)
+
+    def after_cut(self) -> tuple[Message, ...]:
+        """What the next cut will leave of what there is now."""
+        return tuple(_messages(*self._left()))
+
+    def _left(self) -> tuple[list[tuple[str, str]], list[Round]]:
+        many = self.prune_at + 1 - self.rounds
+        going, left = self.window[:many], self.window[many:]
+        answered = [(past.question, past.answer) for past in going if past.answer != SILENT_TEXT]
+        return [*self.answered, *answered][-KEPT_ANSWERS:], left
+
+
+def _messages(answered: list[tuple[str, str]], rounds: list[Round]) -> Iterator[Message]:
+    for question, answer in answered:
+        yield Message("user", (Text(question),))
+        yield Message("assistant", (Text(answer),))
+    for past in rounds:
+        yield Message("user", (past.video, *([Text(past.question)] if past.question else [])))
+        yield Message("assistant", (Text(past.answer),))
 
 
 @dataclass(slots=True)
@@ -228,42 +280,56 @@ class Found:
 
 
 class Session:
-    def __init__(
-        self, pipeline: Pipeline, folder: Path, arguments: argparse.Namespace, number: int, *, of: int
-    ) -> None:
-        self._pipeline, self._random = pipeline, np.random.default_rng((of, number))
-        self._every = arguments.question_every
-        self._phase_s = number / of
+    def __init__(self, pipeline: Pipeline, folder: Path, arguments: argparse.Namespace, number: int) -> None:
+        self._pipeline, self._random = pipeline, np.random.default_rng(number)
+        self._every, self._read_ahead = arguments.question_every, arguments.read_ahead
         # Sessions are of different ages, so that their questions and their cuts come one after the other.
         self._age = number % (arguments.question_every or 1)
-        length = arguments.rounds + number * (arguments.prune_at - arguments.rounds) // of
+        more = int(number * GOLDEN % 1 * (arguments.prune_at - arguments.rounds + 1))
         self._history = History(arguments.rounds, arguments.prune_at)
-        self._history.window = [Round(self._video()) for _ in range(length)]
-        self._coming = [self._video() for _ in range(arguments.seconds)]
+        self._history.window = [Round(video) for video in self.videos(arguments.rounds + more)]
+        self._reading: Reading | None = None
         spoken = forced(folder)
         self._sampling = {True: spoken, False: {**spoken, "aura": silence(folder)}}  # by whether somebody asks
-        self.found: list[Found] = []
-        self.given_up = 0  # rounds
         self._open: list[threading.Event] = []  # turns that may still speak
 
-    def prepare(self) -> None:
-        """What was said so far into the cache."""
-        self._ask(Found(), time.monotonic(), self._history.window[-1])
+    def remember(self) -> None:
+        """What was said and seen so far into the cache, if it is not there."""
+        self._pipeline.prepare(self._history.messages()[:-1]).wait()
+        if self._history.rounds_to_cut <= self._read_ahead:
+            self._pipeline.prepare(self._history.after_cut()).wait()
 
-    def live(self, begin: float) -> None:
-        for second, video in enumerate(self._coming):
-            due = begin + self._phase_s + second
+    def begin(self) -> None:
+        """Ask something about the newest frames."""
+        self._ask(Found(asked=bool(self._every)), time.monotonic(), self._history.window[-1])
+        self._wait()
+
+    def live(self, begin: float, coming: list[Video]) -> list[Found]:
+        """A round for each of what comes every second, or those before it gave up."""
+        rounds: list[Found] = []
+        for second, video in enumerate(coming):
+            due = begin + second
             time.sleep(max(0.0, due - time.monotonic()))
             if time.monotonic() - due > GIVE_UP_S:
-                self.given_up = len(self._coming) - second
                 break
-            found = Found(asked=bool(self._every) and (second + self._age) % self._every == self._every - 1)
+            self._age += 1
+            found = Found(asked=bool(self._every) and self._age % self._every == 0)
             found.pruned = self._history.add(video)
             found.started_s = time.monotonic() - due
-            self.found.append(found)
+            rounds.append(found)
             self._ask(found, due, self._history.window[-1])
+            if self._history.rounds_to_cut <= self._read_ahead and (self._reading is None or self._reading.over):
+                self._reading = self._pipeline.prepare(
+                    self._history.after_cut(), due_s=due + self._history.rounds_to_cut
+                )
+        self._wait()
+        return rounds
+
+    def _wait(self) -> None:
+        """Until nobody speaks any more."""
         for ended in self._open:
             ended.wait()
+        self._open.clear()
 
     def _ask(self, found: Found, due: float, newest: Round) -> None:
         """One turn; returns when its text is written. What is spoken goes on."""
@@ -295,9 +361,10 @@ class Session:
         self._pipeline.submit(request, sink)
         written.wait()
 
-    def _video(self) -> Video:
-        frames = self._random.integers(0, 256, (2, 360, 640, 3), dtype=np.uint8)
-        return Video(frames, (0.0, 0.5), 2.0, self._random.bytes(16))
+    def videos(self, count: int) -> list[Video]:
+        """So many pairs of frames."""
+        frames = self._random.integers(0, 256, (count, 2, 360, 640, 3), dtype=np.uint8)
+        return [Video(pair, (0.0, 0.5), 2.0, self._random.bytes(16)) for pair in frames]
 
     def _speech(self) -> Audio:
         return Audio(swelling_noise(self._random, 5.0, SPEECH_RATE), SPEECH_RATE, self._random.bytes(16))

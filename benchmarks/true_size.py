@@ -15,18 +15,23 @@ import os
 import statistics
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from lengths import AURA_TOKENS, FRAMES, forced, silence
 
 from aura_omni.config import Config, Options, load
+from aura_omni.engine.loader import Checkpoint
 from aura_omni.flow import Audio, AudioChunk, Ended, Event, Message, TextDelta, Transcript, TurnRequest, Video
 from aura_omni.media.noise import swelling_noise
+from aura_omni.models.weights import Layout
 from aura_omni.nano.published import TRUE
-from aura_omni.nano.random_family import write_family
+from aura_omni.nano.random_family import fill, write_family
 from aura_omni.pipeline import Pipeline
 
 
@@ -72,6 +77,26 @@ def write(folder: Path) -> None:
         device = torch.device("cuda")
         write_family(folder, sizes=TRUE, dtype=torch.bfloat16, device=device, kinds=("custom_voice",))
         torch.cuda.empty_cache()  # another process may be about to load them
+
+
+@contextmanager
+def described(folder: Path) -> Iterator[None]:
+    """Inside it, checkpoints of the folder are loaded that have everything but weights: those are made up on the device."""
+
+    def load(
+        checkpoint: Checkpoint,
+        network: torch.nn.Module,
+        layout: Layout,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        own: str = "",
+    ) -> None:
+        fill(network, layout, device=device, dtype=dtype)
+
+    write_family(folder, sizes=TRUE, kinds=("custom_voice",), weights=False)
+    with patch.object(Checkpoint, "load", load):
+        yield
 
 
 def load_pipeline(folder: Path, *, eager: bool) -> Pipeline:

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,12 @@ def test_what_graphs_hold_is_part_of_a_stage_s_memory(monkeypatch):
     vision = assembly.AuraStage.network_of(site.checkpoint).config.vision
     graphs = assembly.graph_bytes(site.decoder.config.hidden, len(vision.deepstack_layers), site.dtype)
     assert site.needs.weight_bytes == without + graphs + assembly.TowerGraphs.bytes(vision, site.dtype)
+
+
+def test_what_pictures_may_take_is_part_of_a_stage_s_memory():
+    stage = next(stage for stage in config().stages if stage.name == "aura")
+    without = assembly._site(stage).needs.weight_bytes
+    assert assembly._site(replace(stage, picture_cache_gib=0.5)).needs.weight_bytes == without + 2**29
 
 
 @pytest.fixture

@@ -36,9 +36,10 @@ BELOW = {
     "plan": {"stages"} | LEAVES,
     "work": {"stages", "engine"} | LEAVES,
     "speaking": {"plan", "work", "assembly", "stages", "engine"} | LEAVES,
+    "reading": {"stages", "engine"} | LEAVES,
     "turn": {"plan", "work", "speaking", "assembly", "stages", "engine"} | LEAVES,
     "warm_up": {"errors", "flow", "media"},
-    "pipeline": {"asking", "plan", "work", "turn", "warm_up", "assembly", "stages", "engine"} | LEAVES,
+    "pipeline": {"asking", "plan", "work", "reading", "turn", "warm_up", "assembly", "stages", "engine"} | LEAVES,
     "engine_process": {
         "pipeline",
         "errors",

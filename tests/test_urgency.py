@@ -7,13 +7,16 @@ import threading
 from collections.abc import Callable
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
+import aura_omni.engine.runner
 from aura_omni.engine.runner import SHARED_ROWS
-from aura_omni.flow import Message, Text, TurnRequest
+from aura_omni.flow import AudioChunk, Event, Message, Text, TurnRequest
 from aura_omni.pipeline import Pipeline
+from aura_omni.stages.pace import Pace
 from aura_omni.stages.vocoder import VocoderRunner
-from tests.family import Listener, ask, clip, spoken
+from tests.family import Listener, ask, clip, config, running, spoken
 
 
 def test_a_video_is_read_in_short_steps_between_the_frames_of_somebody_elses_speech(
@@ -72,3 +75,33 @@ def test_sound_and_what_is_waited_for_in_silence_go_first(pipeline: Pipeline) ->
     before = {name: pipeline.parts.ar_runners[name]._before for name in ("asr", "talker", "aura")}
     assert before["talker"] == (stages["code2wav"],)
     assert before["aura"] == before["asr"] == (stages["code2wav"], stages["talker"])
+
+
+def test_speech_whose_talker_made_room_for_prompts_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aura_omni.engine.runner, "IN_HAND_S", 0.0)
+    pauses: list[bool] = []
+    came = Pace.came
+
+    def counted(self: Pace, *, paused: bool) -> None:
+        pauses.append(paused)
+        came(self, paused=paused)
+
+    monkeypatch.setattr(Pace, "came", counted)
+    request = spoken(sampling={"aura": {"max_tokens": 6}, "talker": {"min_tokens": 20, "max_tokens": 40, "seed": 3}})
+    with running(config()) as other:
+        want = ask(other, request)
+        assert not any(pauses)
+        other.parts.ar_runners["talker"].make_room_for(other.parts.ar_runners["aura"])
+        listener, late = Listener(), threading.Event()
+
+        def hear(event: Event) -> None:
+            listener(event)
+            if isinstance(event, AudioChunk) and not late.is_set():
+                late.set()
+                other.submit(spoken(clip(), clip(), clip(), clip(), Text("What is it?"), speak=False), Listener())
+
+        other.submit(request, hear)
+        got = listener.wait()
+    assert any(pauses)
+    assert got.text == want.text
+    np.testing.assert_array_equal(got.samples, want.samples)

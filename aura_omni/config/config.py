@@ -51,6 +51,7 @@ class StageConfig:
     max_model_len: int | None  # rows of one sequence; None: as the checkpoint says
     enforce_eager: bool  # no CUDA graphs
     enable_prefix_caching: bool
+    picture_cache_gib: float  # of that memory, for what encoded pictures have become; 0 but for AURA
     sampling: Mapping[str, Any]  # fields of flow.Sampling that the deploy file sets
     subtalker: Mapping[str, Any]  # the code predictor's do_sample, temperature, top_k, top_p; empty but for the Talker
 

@@ -151,6 +151,7 @@ STAGE_KEYS: Mapping[str, Check] = {
     "max_model_len": whole(1),
     "enforce_eager": boolean,
     "enable_prefix_caching": boolean,
+    "picture_cache_gib": number(0, 10_000),
     "default_sampling_params": sampling,
     "subtalker_sampling_params": subtalker,
     "limit_mm_per_prompt": limits,

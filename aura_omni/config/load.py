@@ -207,6 +207,8 @@ def _clean_stages(
             for key in ("max_model_len", "max_num_batched_tokens"):
                 if clean[number].pop(key, None) is not None:
                     notes.add(key, True, place, "Code2Wav decodes a few frames of each stream in a step, of any length")
+        if names[number] != "aura" and clean[number].pop("picture_cache_gib", None):
+            notes.add("picture_cache_gib", True, place, "only AURA sees pictures")
         if names[number] in _SPEECH and clean[number].get("enable_prefix_caching"):
             reason = "speech is not a function of the token ids, so its rows cannot be found again"
             notes.add("enable_prefix_caching", True, place, reason)
@@ -299,6 +301,7 @@ def _stage(name: StageName, number: int, effective: Mapping[str, Any], pipeline:
         max_model_len=effective.get("max_model_len"),
         enforce_eager=effective["enforce_eager"],
         enable_prefix_caching=effective["enable_prefix_caching"] and not speech,
+        picture_cache_gib=effective.get("picture_cache_gib", 0.0),
         sampling=effective.get("default_sampling_params", {}),
         subtalker=effective.get("subtalker_sampling_params", {}) if name == "talker" else {},
     )

@@ -61,6 +61,8 @@ def to_yaml(config: Config) -> str:
             "enforce_eager": stage.enforce_eager,
             "enable_prefix_caching": stage.enable_prefix_caching,
         }
+        if stage.picture_cache_gib:
+            shown["picture_cache_gib"] = stage.picture_cache_gib
         if stage.name == "code2wav":  # it has neither rows nor a KV cache
             shown = {
                 key: value for key, value in shown.items() if key not in ("max_num_batched_tokens", "max_model_len")

@@ -87,6 +87,19 @@ class PagedKV:
         return _SdpaDecode(self, slot, length, table)
 
 
+class Joined:
+    """A `models.layers.KeyValues` of a step whose first rows are one of each sequence, as `PagedKV.decode_step` has them, and the
+    others chunks, as `PagedKV.chunk_step` has them."""
+
+    def __init__(self, single: KeyValues, chunks: KeyValues, *, singles: int) -> None:
+        self._single, self._chunks, self._singles = single, chunks, singles
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        parts = [(tensor[: self._singles], tensor[self._singles :]) for tensor in (q, k, v)]
+        single, chunks = zip(*parts, strict=True)
+        return torch.cat((self._single.attend(layer, *single), self._chunks.attend(layer, *chunks)))
+
+
 @cache
 def paged() -> ModuleType:
     """`engine.paged_attention`, imported on first use: Triton only exists where CUDA does."""

@@ -30,15 +30,16 @@ from aura_omni.engine.lane import Arrival, Lane
 from aura_omni.engine.scheduler import Scheduler
 from aura_omni.engine.sequence import Batch, FinishReason, Sequence
 from aura_omni.engine.stage_model import Runner, StageModel
-from aura_omni.engine.steps import NO_ID, PREFILL_SIZES, Steps
+from aura_omni.engine.steps import JOINED_SIZES, NO_ID, PREFILL_SIZES, Steps
 from aura_omni.errors import AuraError, BadRequest, EngineError
 from aura_omni.flow import Sampling
 
 logger = logging.getLogger(__name__)
 
-# Rows of prompts in a step that others wait for: on a GPU the most that is one graph, which 8B parameters take some 12 ms for, while
-# launching more would take the host twice as long; on a core of a CPU some 30 to 50 ms of a small model. A frame of speech is heard for 80.
-SHARED_ROWS = {"cuda": PREFILL_SIZES[-1], "cpu": 128}
+# Rows of prompts in a step that others wait for: on a GPU what is one graph together with rows of decoding, as half of it is, too. 8B
+# parameters take some 12 ms for them, while launching more would take the host twice as long; on a core of a CPU some 30 to 50 ms of a small
+# model. A frame of speech is heard for 80.
+SHARED_ROWS = {"cuda": 2 * JOINED_SIZES[-2], "cpu": 128}
 
 # Rows of any step: who comes while a long prompt is read alone waits for the end of one. On a CPU steps are short where somebody waits already.
 LONGEST_ROWS = {"cuda": 4 * PREFILL_SIZES[-1], "cpu": 1 << 20}
@@ -50,6 +51,9 @@ LEAST_KNOWN_ROWS = {"cuda": 128, "cpu": 1}
 # How long a step of decoding waits at most for what somebody else gets first. A GPU that computes both takes up to three times as long for
 # a first frame, which is some 10 ms otherwise; those who decode have more text or sound in hand than that.
 HOLD_S = 0.02
+
+# What listeners must have in hand for steps of decoding to wait for prompts of others: sound in 16 frames, of some 5 ms each, follows in time.
+IN_HAND_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,11 @@ class _Flight:
     def draws_all(self) -> bool:
         """Whether all of its sequences can go on with a row of decoding."""
         return len(self.drawn) == len(self.batch.sequences) > 0
+
+    @property
+    def awaited(self) -> bool:
+        """Whether somebody waits for it who has got nothing yet."""
+        return any(not (sequence.open or sequence.generated) for sequence in self.batch.sequences)
 
 
 class ArRunner(Runner):
@@ -105,6 +114,7 @@ class ArRunner(Runner):
         kind = "cpu" if self._at_once else "cuda"
         self._least_known = LEAST_KNOWN_ROWS[kind]
         self._clock = clock
+        self._behind: Runner | None = None
         self._held_since_s: float | None = None
         self._cache = KVCache(pages, page_size, prefix_caching=prefix_caching)
         self._scheduler = Scheduler(
@@ -140,11 +150,15 @@ class ArRunner(Runner):
 
     @property
     def awaited(self) -> bool:
-        return any(
-            not sequence.open and not sequence.generated
-            for flight in self._flights
-            for sequence in flight.batch.sequences
-        )
+        return any(flight.awaited for flight in self._flights)
+
+    @property
+    def reads(self) -> bool:
+        return any(not flight.decode for flight in self._flights) or self._scheduler.reading
+
+    def make_room_for(self, behind: Runner) -> None:
+        """Let a less urgent runner read prompts by itself while all who listen here have enough in hand."""
+        self._behind = behind
 
     @property
     def counters(self) -> Counters:
@@ -237,9 +251,11 @@ class ArRunner(Runner):
             launched = not self._flights and self._launch()
             if launched:
                 self.land()  # a CPU has computed it already
-            if len(self._flights) == 1 and self._flights[0].draws_all:
+            if len(self._flights) == 1:
                 flight = self._flights[0]
-                launched |= self._launch_ahead(flight.batch) or (flight.decode and self._launch_newcomers(flight.batch))
+                launched |= (flight.draws_all and self._launch_ahead(flight.batch)) or (
+                    not flight.awaited and (self._launch_newcomers(flight.batch) or self._launch_reading(flight.batch))
+                )
         return launched
 
     def check_integrity(self) -> None:
@@ -248,8 +264,22 @@ class ArRunner(Runner):
     # ------------------------------------------------------------ launch
 
     def _holds(self) -> bool:
-        """Whether decoding waits a little, for the sake of somebody who has got nothing yet."""
-        if not any(runner.awaited for runner in self._before) or self._scheduler.newcomers:
+        """Whether decoding waits, for the sake of somebody who has got nothing yet."""
+        return not self._scheduler.newcomers and (self._holds_a_little() or self._has_time())
+
+    def _has_time(self) -> bool:
+        if self._behind is None or not self._behind.reads:
+            return False
+        enough_s = self._clock() + IN_HAND_S
+        sequences = [*self._scheduler.running, *self._scheduler.waiting]
+        if any(not sequence.blocked and sequence.lasts_until_s < enough_s for sequence in sequences):
+            return False
+        for sequence in sequences:
+            sequence.paused = True
+        return True
+
+    def _holds_a_little(self) -> bool:
+        if not any(runner.awaited for runner in self._before):
             return False
         now_s = self._clock()
         if self._held_since_s is None:
@@ -273,19 +303,40 @@ class ArRunner(Runner):
         known: list[int] = []  # of prompts whose end is not
         for index, sequence in enumerate(batch.sequences):
             (known if sequence.open else decoding if _decodes(batch, index) else prompts).append(index)
-        parts = [(batch.part(decoding), True), (batch.part(prompts), False)]
-        if parts[1][0].sampled():
+        single, whole, ahead = (batch.part(indices) for indices in (decoding, prompts, known))
+        if known and ahead.sequences[0].only_read:
+            whole, ahead = batch.part(() if self._put_off(ahead) else known), batch.part(())
+        if self._compute.joins(single, whole) and not any(sequence.finished for sequence in batch.sequences):
+            self._launch_joined(single, whole)
+            single = whole = batch.part(())
+        parts = [(single, True), (whole, False)]
+        if whole.sampled():
             parts.reverse()  # who waits for a first id goes before those who have one
         for part, decode in parts:
             self._launch_rows(part, decode=decode)
-        ahead = batch.part(known)
-        if known and not self._prepare(ahead) and not self._put_off(ahead):
+        if ahead.sequences and not self._prepare(ahead) and not self._put_off(ahead):
             self._launch_rows(ahead, decode=False)
         self._steps += 1
 
     def _launch_rows(self, batch: Batch, *, decode: bool) -> None:
         self._computed_rows += batch.rows
         self._launch_safely(batch, decode=decode)
+
+    def _launch_joined(self, single: Batch, prompts: Batch) -> None:
+        """Launch rows of decoding with those of prompts; if that fails, one after the other."""
+        try:
+            values = self._compute.joined(single, prompts)
+        except torch.AcceleratorError:
+            raise
+        except Exception as error:
+            logger.warning("rows of decoding and of prompts failed together; they go on apart", exc_info=error)
+            self._launch_rows(single, decode=True)
+            self._launch_rows(prompts, decode=False)
+            return
+        batch = Batch.of(single, prompts)
+        drawn = Batch.of(single, prompts.part(prompts.sampled())).sequences
+        self._computed_rows += batch.rows
+        self._flights.append(_Flight(batch, drawn, self._lane.home(values[: len(drawn)]), decode=False))
 
     def _prepare(self, batch: Batch) -> bool:
         """Launch a piece of what the rows need. Until it has arrived, whoever is waited for finds nothing of theirs behind it."""
@@ -311,7 +362,13 @@ class ArRunner(Runner):
         )
         for sequence in batch.sequences if few else ():
             sequence.blocked = True  # until `close`
+            self._end_read(sequence)
         return few
+
+    def _end_read(self, sequence: Sequence) -> None:
+        """What was only read has come to its end, when there is nothing left of it to be read."""
+        if sequence.only_read and sequence.blocked:
+            self._finish(sequence, "stop")
 
     def _launch_ahead(self, under_way: Batch) -> bool:
         """Start the step after one that is under way and draws for all, for those that go on if it ends nobody."""
@@ -334,11 +391,20 @@ class ArRunner(Runner):
         return True
 
     def _launch_newcomers(self, under_way: Batch) -> bool:
-        """Start prompts behind a step of decoding that is under way, so that none of them waits for its launch as well."""
+        """Start prompts behind a step of others that is under way, so that none of them waits for its launch as well."""
         batch = self._scheduler.schedule_newcomers(under_way)
         if batch is None:
             return False
         self._launch_batch(batch)
+        return True
+
+    def _launch_reading(self, under_way: Batch) -> bool:
+        """Start the step after one that nobody waits for, so that the device does not wait for the host."""
+        batch = self._scheduler.schedule_reading(under_way)
+        if batch is None:
+            return False
+        self._steps += 1
+        self._launch_rows(batch, decode=False)
         return True
 
     def _launch_safely(self, batch: Batch, *, decode: bool, ahead: bool = False) -> None:
@@ -375,6 +441,8 @@ class ArRunner(Runner):
         done for it.
         """
         self._scheduler.commit(flight.batch)
+        for sequence in flight.batch.sequences:
+            self._end_read(sequence)
         for sequence, values in zip(flight.drawn, flight.arrival.numpy(), strict=True):
             if sequence.finished:
                 continue

@@ -6,12 +6,13 @@ Sequences wait, are admitted when there is a seat and there are pages for all th
 who is preempted leaves the seat.
 A step takes the next row of every sequence that is past its prompt, then rows of prompts as far as the budget reaches,
 so a long prompt is computed in parts between the decode rows of others. Prompts are read in the order in which they came, but
-a quarter of the step is for those that it reads to their ends, so a question does not wait for the video of somebody else.
+half of the step is for those that it reads to their ends, so neither a question nor the newest frames wait for the video of
+somebody else.
 When pages run out, the sequence of the lowest priority and youngest age gives its pages back and waits again; its rows are
 computed again later.
 
 The known rows of an open sequence, for which nobody waits yet, go into steps without prompts of others, and it gives way to
-all others.
+all others. One that is only read, for a turn that has not even been asked for, comes after all of those.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Scheduler:
     ) -> None:
         """max_num_seqs: sequences that hold pages at once; max_num_batched_tokens: rows of one step; max_model_len: tokens
         of a sequence, prompt and answer; max_waiting: sequences beyond max_num_seqs before new ones are refused;
-        shared_rows: of prompts, in a step that others wait for, and half as many where nobody waits but may come to."""
+        shared_rows: of prompts, in a step that others wait for, and half as many where somebody soon will."""
         if max_num_seqs < 1 or max_model_len < 2 or max_waiting < 0:
             raise ConfigError(
                 f"max_num_seqs {max_num_seqs}, max_model_len {max_model_len}, max_waiting {max_waiting}: "
@@ -71,6 +72,11 @@ class Scheduler:
     def newcomers(self) -> bool:
         """Whether someone could be stepped who has got nothing yet."""
         return any(not (one.generated or one.blocked or one.open) for one in (*self.running, *self.waiting))
+
+    @property
+    def reading(self) -> bool:
+        """Whether a prompt has a seat and could be read further."""
+        return any(not one.blocked and one.length - one.computed > 1 for one in self.running)
 
     @property
     def spare(self) -> bool:
@@ -145,8 +151,8 @@ class Scheduler:
         if decoding or shared or len(prompts) > 1:
             budget = min(budget, self.shared_rows)
         self._add_prompts(prompts, counts, budget)
-        if not prompts:
-            self._add_open(counts, min(budget, self.shared_rows // 2))
+        if not (prompts or shared):
+            self._add_open(counts, min(budget, self.shared_rows))
         return self._batch(counts)
 
     def schedule_newcomers(self, under_way: Batch) -> Batch | None:
@@ -185,6 +191,21 @@ class Scheduler:
         if not going:
             return None
         return Batch(tuple(going), tuple(sequence.length for sequence in going), (1,) * len(going))
+
+    def schedule_reading(self, under_way: Batch) -> Batch | None:
+        """What follows a step under way, of a sequence that is only read, while there is nothing else to do."""
+        present = sorted((one for one in (*self.running, *self.waiting) if not one.blocked), key=_rank)
+        if not all(one.only_read for one in present):
+            return None
+        steps = zip(under_way.sequences, under_way.starts, under_way.counts, strict=True)
+        ends = {sequence: start + count for sequence, start, count in steps}
+        for sequence in present:
+            begin = ends.get(sequence, sequence.computed)
+            if begin < sequence.length and (sequence.pages or self._admit(sequence)):
+                begin = max(begin, sequence.computed)
+                most = min(self.max_num_batched_tokens, self.shared_rows)
+                return Batch((sequence,), (begin,), (min(most, sequence.length - begin),))
+        return None
 
     def commit(self, batch: Batch) -> None:
         """The batch's rows are in their pages."""
@@ -250,7 +271,7 @@ class Scheduler:
             untouched = sequence.computed == sequence.cached and not sequence.preempted
             if untouched and sequence not in self.seated:
                 self._take_over(sequence)  # others may have read what it begins with since it was admitted
-        short = budget // 4
+        short = budget // 2
         for sequence in prompts:
             rows = sequence.length - sequence.computed
             if rows <= short:
@@ -263,8 +284,15 @@ class Scheduler:
                 budget -= counts[sequence]
 
     def _add_open(self, counts: dict[Sequence, int], budget: int) -> None:
-        for sequence in [*self.running, *self.waiting]:
-            if sequence.open and not sequence.blocked and budget and (sequence.pages or self._admit(sequence)):
+        known = sorted((one for one in (*self.running, *self.waiting) if one.open and not one.blocked), key=_rank)
+        if counts or (known and not known[0].only_read):
+            budget = min(budget, self.shared_rows // 2)
+        for sequence in known:
+            if sequence.only_read != known[0].only_read or not budget:
+                break
+            if sequence.only_read and sequence.pages:
+                self.cache.catch_up(sequence)  # the turn that it was meant for may have come
+            if sequence.pages or self._admit(sequence):
                 counts[sequence] = min(budget, sequence.length - sequence.computed)
                 budget -= counts[sequence]
 
@@ -287,7 +315,7 @@ class Scheduler:
             return False
         if not sequence.preempted:
             sequence.cached = sequence.computed
-            self.cached_rows += sequence.cached
+            self.cached_rows += 0 if sequence.only_read else sequence.cached
         self.waiting.remove(sequence)
         insort(self.running, sequence, key=_rank)
         sequence.seat = self._free_seats.pop()
@@ -297,7 +325,8 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         self._unseat(sequence)
         self.cache.release(sequence)
-        sequence.blocked |= sequence.open  # computed again when it is needed, and not for nobody
+        # Computed again when it is needed, and not for nobody; what is only read has lost no page that is not taken.
+        sequence.blocked |= sequence.open and not sequence.only_read
         sequence.preempted += 1
         self.preemptions += 1
         insort(self.waiting, sequence, key=_rank)
@@ -310,10 +339,10 @@ class Scheduler:
             self.seated.remove(sequence)
 
 
-def _rank(sequence: Sequence) -> tuple[bool, int, int]:
-    return sequence.open, sequence.priority, sequence.id
+def _rank(sequence: Sequence) -> tuple[bool, bool, float, int]:
+    return sequence.open, sequence.only_read, sequence.priority, sequence.id
 
 
 def _goes_before(one: Sequence, other: Sequence) -> bool:
     """Whatever their age."""
-    return _rank(one)[:2] < _rank(other)[:2]
+    return _rank(one)[:3] < _rank(other)[:3]

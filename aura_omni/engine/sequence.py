@@ -5,8 +5,10 @@ Knows token ids and pages. Knows neither tensors nor text; `state` belongs to th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal
 
 from aura_omni.flow import Sampling
@@ -76,9 +78,12 @@ class Sequence:
     state: Any = None
     inner: Sampling = _GREEDY  # of what the stage draws besides the id (Talker: codebooks 1..15)
     cacheable: bool = True  # False: rows are not a function of tokens and media (Talker)
-    priority: int = 0  # lower goes first
+    priority: float = 0  # lower goes first
     blocked: bool = False  # set by the stage: its next row is not known yet, so it must not be stepped
     open: bool = False  # the end of its prompt is not known: nobody waits for it, it draws nothing (`ArRunner.close`)
+    only_read: bool = False  # open, and it ends as soon as others can find its rows in the prefix cache
+    lasts_until_s: float = -math.inf  # on the clock: whoever listens has enough until then of what it has made
+    paused: bool = False  # for that reason, since its last output; its listener takes it back
     carried: bool = False  # its next row is in its seat; the stage takes it back where that row will not do
 
     # Kept by the engine
@@ -145,6 +150,12 @@ class Batch:
             tuple(self.starts[index] for index in chosen),
             tuple(self.counts[index] for index in chosen),
         )
+
+    @classmethod
+    def of(cls, *batches: Batch) -> Batch:
+        """One after another."""
+        parts = [(batch.sequences, batch.starts, batch.counts) for batch in batches]
+        return cls(*(tuple(chain.from_iterable(part)) for part in zip(*parts, strict=True)))
 
     def split(self) -> list[Batch]:
         """The same rows, each sequence in a batch of its own."""

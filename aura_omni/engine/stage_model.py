@@ -120,6 +120,11 @@ class Runner(Protocol):
         """Whether somebody who has got nothing of this stage yet waits for what is under way."""
         ...
 
+    @property
+    def reads(self) -> bool:
+        """Whether the device computes rows of prompts, or will next."""
+        return False
+
     def land(self) -> bool:
         """Take in what has been computed, if it is there, and hand it on. Returns whether it was.
 

@@ -1,22 +1,23 @@
 """What a step of a stage computes: from the rows of a batch to the values of the sequences that get a next id.
 
 Knows tensors and the stage model, not who is scheduled or listens. Nothing that the host knows of a sequence changes here.
-Rows of decoding and rows of prompts are computed apart. A decoding sequence's row is in its seat, so its step is one function
+A decoding sequence's row is in its seat, so its step is one function
 of a few numbers, on CUDA one graph: decoder, head, constraints, draw, whatever the stage makes of the id, and the next row,
-back into the seat. Prompts go through the decoder as their stage embeds them, and end in the same draw.
+back into the seat. Prompts go through the decoder as their stage embeds them, and end in the same draw. A few rows of decoding can
+go along with those of prompts, where that is a graph, too: reading the weights is what they take.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from aura_omni.engine.attention import PagedKV
+from aura_omni.engine.attention import Joined, PagedKV
 from aura_omni.engine.graphs import Graphed, GraphPool, sizes_up_to
 from aura_omni.engine.lane import sent, staged
 from aura_omni.engine.numbers import RowNumbers, StepNumbers
@@ -31,12 +32,18 @@ from aura_omni.flow import Sampling
 PREFILL_SIZES = (16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 PREFILL_CHUNKS = 16
 
+# Those that up to so many rows of decoding go along with: fewer sizes, as it spares a step of milliseconds whatever is padded, and
+# all rows together fill the tiles of a product.
+JOINED_ROWS = 8
+JOINED_SIZES = tuple(size - JOINED_ROWS for size in (64, 128, 256, 512))
+
 NO_ID = -1  # instead of an id, where the logits are not finite
 
 
 def graph_bytes(hidden: int, adds: int, dtype: torch.dtype) -> int:
     """What graphs of prefills hold on to: rows that go in, adds to them, and rows that come out, for each size."""
-    return sum(PREFILL_SIZES) * hidden * (2 + adds) * dtype.itemsize
+    joined = sum(size * (2 + adds) + JOINED_ROWS for size in JOINED_SIZES)
+    return (sum(PREFILL_SIZES) * (2 + adds) + joined) * hidden * dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +113,8 @@ class Steps:
         self._decode_graph: Graphed | None = None
         self._draw_graph: Graphed | None = None
         self._prefill_graph: Graphed | None = None
+        self._joined_graph: Graphed | None = None
+        self._joined_rows = min(JOINED_ROWS, max_num_seqs)
         if graphs:
             self._capture(max_num_seqs)
             model.prepare_graphs()
@@ -115,11 +124,8 @@ class Steps:
 
         ahead: the rows are those that the step under way is about to leave in the seats.
         """
-        if not ahead and not all(sequence.carried for sequence in batch.sequences):
-            waiting = batch.part(index for index, sequence in enumerate(batch.sequences) if not sequence.carried)
-            rows = self._model.rows(waiting)
-            assert not rows.adds, "a stage gave adds for a row of no medium"
-            self._seats.rows.index_copy_(0, self._sent([sequence.seat for sequence in waiting.sequences]), rows.x)
+        if not ahead:
+            self._carry(batch)
         numbers, how = self._pack(batch, self._decode_graph, pages=True, ahead=int(ahead))
         return (self._decode_graph or self._decoded)(numbers, how=how)
 
@@ -133,31 +139,73 @@ class Steps:
         numbers, how = self._pack(batch.part(drawn), self._draw_graph, pages=False)
         return (self._draw_graph or self._drawn)(hidden[self._sent(ends)], numbers, how=how)
 
+    def joins(self, single: Batch, prompts: Batch) -> bool:
+        """Whether `joined` can be called."""
+        return (
+            self._joined_graph is not None
+            and 0 < len(single.sequences) <= self._joined_rows
+            and 0 < prompts.rows <= JOINED_SIZES[-1]
+            and len(prompts.sequences) <= PREFILL_CHUNKS
+        )
+
+    def joined(self, single: Batch, prompts: Batch) -> Tensor:
+        """What `decode` of one batch and `prefill` of another return, one after the other, in one go through the decoder."""
+        graph = self._joined_graph
+        assert graph is not None
+        rows = self._model.rows(prompts)
+        self._carry(single)
+        seats = self._staged(self._packed(single, rows=self._joined_rows, pages=True))
+        hidden = graph(*self._of_chunks(prompts, rows, graph), seats)
+        drawn = prompts.sampled()
+        ends = self._joined_rows - 1 + np.cumsum(prompts.counts)[drawn]
+        both = Batch.of(single, prompts.part(drawn))
+        numbers, how = self._pack(both, self._draw_graph, pages=False)
+        picked = hidden[self._sent(np.concatenate((np.arange(len(single.sequences)), ends)))]
+        return (self._draw_graph or self._drawn)(picked, numbers, how=how)
+
     # ------------------------------------------------------------ around them
+
+    def _carry(self, batch: Batch) -> None:
+        """Put the rows into the seats that are not there yet."""
+        waiting = batch.part(index for index, sequence in enumerate(batch.sequences) if not sequence.carried)
+        if waiting.sequences:
+            rows = self._model.rows(waiting)
+            assert not rows.adds, "a stage gave adds for a row of no medium"
+            self._seats.rows.index_copy_(0, self._sent([sequence.seat for sequence in waiting.sequences]), rows.x)
 
     def _hidden(self, batch: Batch, rows: Rows) -> Tensor:
         """The rows [N, H] through the decoder, final-normed; a graph may leave some that are nobody's behind them."""
         graph = self._prefill_graph
         if graph is None or batch.rows > PREFILL_SIZES[-1] or len(batch.sequences) > PREFILL_CHUNKS:
             return self._model.decoder(rows.x, rows.positions, self._kv.step(batch), rows.adds, rows.add_rows)
+        return graph(*self._of_chunks(batch, rows, graph))
+
+    def _of_chunks(self, batch: Batch, rows: Rows, graph: Graphed) -> tuple[Tensor, ...]:
+        """What a graph of prefills gets."""
         slot, chunks = self._kv.chunk_numbers(batch, rows=graph.size(batch.rows), chunks=PREFILL_CHUNKS)
         positions = rows.positions[:, None] if rows.positions.dim() == 1 else rows.positions.T
         adds = () if not self._model.adds else (_adds_of_all(rows, self._model.adds),)
-        return graph(rows.x, positions, self._staged(slot[:, None]), *adds, self._staged(chunks))
+        return rows.x, positions, self._staged(slot[:, None]), *adds, self._staged(chunks)
 
-    def _pack(self, batch: Batch, graphed: Graphed | None, *, pages: bool, ahead: int = 0) -> tuple[Tensor, _How]:
+    def _packed(self, batch: Batch, *, rows: int, pages: bool, ahead: int = 0) -> np.ndarray:
         """What the rows that yield an id need from the host; pages: with what attention needs; ahead: ids that are being drawn."""
         sequences = batch.sequences
         self._seat(sequences)
         last = [sequence.length - 1 + ahead for sequence in sequences]
-        numbers = self._numbers.pack(
+        return self._numbers.pack(
             sequences,
             last,
             [self._model.position(sequence, row) for sequence, row in zip(sequences, last, strict=True)],
             [self._model.numbers(sequence, ahead=ahead) for sequence in sequences],
-            rows=len(sequences) if graphed is None else graphed.size(len(sequences)),
+            rows=rows,
             pages=pages,
         )
+
+    def _pack(self, batch: Batch, graphed: Graphed | None, *, pages: bool, ahead: int = 0) -> tuple[Tensor, _How]:
+        """`_packed`, where it is needed, and what the rows use."""
+        sequences = batch.sequences
+        rows = len(sequences) if graphed is None else graphed.size(len(sequences))
+        numbers = self._packed(batch, rows=rows, pages=pages, ahead=ahead)
         how = _How.of([sequence.sampling for sequence in sequences], [sequence.inner for sequence in sequences])
         if graphed is not None:
             how |= self._usual  # what nobody uses does no harm, and another graph would be captured while requests wait
@@ -208,24 +256,38 @@ class Steps:
         slot = integer + self._kv.spare_page * self._kv.page_size
         # Chunks of no rows, whose pages therefore do not matter.
         chunks = torch.zeros(PREFILL_CHUNKS, 3 + nobody.shape[1], dtype=torch.int32, device=self._model.device)
-        function: Callable[..., Tensor] = self._computed
         rows: tuple[Tensor, ...] = (hidden, positions, slot)
         if self._model.adds:
             # Rows without adds get zeros, which costs less than as many graphs again.
-            function, rows = self._added, (*rows, hidden.new_zeros(1, self._model.adds * hidden.shape[1]))
-        self._prefill_graph = Graphed(function, rows=rows, fixed=(chunks,), sizes=PREFILL_SIZES, pool=pool)
-        self._prefill_graph.prepare()
+            rows = (*rows, hidden.new_zeros(1, self._model.adds * hidden.shape[1]))
+        self._prefill_graph = Graphed(self._computed, rows=rows, fixed=(chunks,), sizes=PREFILL_SIZES, pool=pool)
+        single = nobody.repeat(self._joined_rows, 1)
+        self._joined_graph = Graphed(self._both, rows=rows, fixed=(chunks, single), sizes=JOINED_SIZES, pool=pool)
+        for graphed in (self._prefill_graph, self._joined_graph):
+            graphed.prepare()
 
     # ------------------------------------------------------------ on the device: tensors only
 
-    def _computed(self, x: Tensor, positions: Tensor, slot: Tensor, chunks: Tensor) -> Tensor:
-        """x [N, H], positions int64 [N, axes], slot int64 [N, 1] and chunks as `PagedKV.chunk_step` has them -> hidden [N, H]."""
-        return self._model.decoder(x, _where(positions), self._kv.chunk_step(slot[:, 0], chunks, most_rows=len(x)))
-
-    def _added(self, x: Tensor, positions: Tensor, slot: Tensor, adds: Tensor, chunks: Tensor) -> Tensor:
-        """`_computed` with adds [N, adds * H] to every row."""
+    def _computed(self, x: Tensor, positions: Tensor, slot: Tensor, *more: Tensor) -> Tensor:
+        """x [N, H], positions int64 [N, axes], slot int64 [N, 1]; more: adds [N, adds * H] to every row of a stage that has any, and
+        chunks as `PagedKV.chunk_step` has them -> hidden [N, H]."""
+        *adds, chunks = more
         kv = self._kv.chunk_step(slot[:, 0], chunks, most_rows=len(x))
-        return self._model.decoder(x, _where(positions), kv, adds.split(x.shape[1], dim=1))
+        return self._model.decoder(x, _where(positions), kv, *(add.split(x.shape[1], dim=1) for add in adds))
+
+    def _both(self, x: Tensor, positions: Tensor, slot: Tensor, *more: Tensor) -> Tensor:
+        """`_computed`, with the rows in some seats in front; more ends with their numbers [B, n] -> hidden [B + N, H]."""
+        *adds, chunks, numbers = more
+        row, singles = self._numbers.unpack(numbers), len(numbers)
+        kv = Joined(
+            self._kv.decode_step(row.slot, row.length, row.table),
+            self._kv.chunk_step(slot[:, 0], chunks, most_rows=len(x)),
+            singles=singles,
+        )
+        all_rows = torch.cat((self._seats.rows[row.seat], x))
+        where = torch.cat((row.positions, _where(positions)), dim=-1)
+        added = (F.pad(add, (0, 0, singles, 0)).split(x.shape[1], dim=1) for add in adds)
+        return self._model.decoder(all_rows, where, kv, *added)
 
     def _decoded(self, numbers: Tensor, *, how: _How) -> Tensor:
         """The rows in the seats through decoder and head, and on; values int64 [B, K]."""

@@ -5,6 +5,7 @@
     reader = stage.reader(SAMPLING)                        # fed with what on_output gets
 
 or, while the end of the prompt is not known, stage.sequence(draft, ..., known=rows) and stage.close(sequence, prompt).
+`stage.reading(prompt, ...)` leaves all but a prompt's last message in the prefix cache and says nothing.
 
 Frames stay uint8 until a step needs their rows; then they are resized, cut into patches and encoded on the device, each
 pair of frames once. Rows found in the prefix cache never ask for theirs.
@@ -33,6 +34,7 @@ from aura_omni.models.vision_input import Framing, PixelRules
 from aura_omni.models.weights import shapes_only
 from aura_omni.stages.aura_prompt import AuraPrompt, Profile, PromptWriter, Visual
 from aura_omni.stages.encoder_graphs import TowerGraphs, features_of
+from aura_omni.stages.picture_cache import PictureCache
 from aura_omni.stages.prompt_memory import Group
 from aura_omni.stages.silent import AnswerReader
 from aura_omni.stages.tokenizer import TextTokenizer
@@ -75,6 +77,10 @@ class _Need:
     def visual(self) -> Visual:
         return self.seen.prompt.visuals[self.group.visual]
 
+    @property
+    def key(self) -> bytes:
+        return self.seen.prompt.media[self.index].key
+
 
 class AuraStage(StageModel):
     """An `engine.stage_model.StageModel`. `prompt` and `reader` may be called from any thread."""
@@ -90,8 +96,10 @@ class AuraStage(StageModel):
         image_rules: PixelRules,
         profile: Profile,
         max_model_len: int | None = None,
+        picture_cache_bytes: int = 0,
     ) -> None:
         """network: filled and prepared, on its device. max_model_len: tokens of prompt and answer; None: the model's own.
+        picture_cache_bytes: on the device, for what encoded pictures have become.
 
         Raises CheckpointError when the tokenizer lacks a control token of the profile, `<|silent|>` above all.
         """
@@ -104,6 +112,7 @@ class AuraStage(StageModel):
         self.decoder, self.decoder_config = network.decoder, network.config.text
         self.adds = len(network.config.vision.deepstack_layers)
         self._graphs: TowerGraphs | None = None
+        self._pictures = PictureCache(picture_cache_bytes)
         self._video_rules = video_rules
         weight = network.embed_tokens.weight
         self.device, self.dtype = weight.device, weight.dtype
@@ -120,6 +129,7 @@ class AuraStage(StageModel):
         profile: Profile | None = None,
         max_model_len: int | None = None,
         max_video_pixels: int | None = None,
+        picture_cache_bytes: int = 0,
     ) -> AuraStage:
         """max_video_pixels: of all frames of a clip together; None: as the checkpoint says.
 
@@ -144,6 +154,7 @@ class AuraStage(StageModel):
             image_rules=image_rules,
             profile=profile or Profile(),
             max_model_len=max_model_len,
+            picture_cache_bytes=picture_cache_bytes,
         )
 
     @staticmethod
@@ -196,6 +207,14 @@ class AuraStage(StageModel):
             open=known is not None,
         )
 
+    def reading(
+        self, prompt: AuraPrompt, *, due_s: float, on_end: Callable[[FinishReason, Exception | None], None]
+    ) -> Sequence:
+        """All but the prompt's last message, for the prefix cache alone. due_s: when it is needed; what is needed first goes first."""
+        sequence = self.sequence(prompt, SAMPLING, on_output=_unheard, on_end=on_end, known=prompt.beginning.rows)
+        sequence.state.ahead, sequence.only_read, sequence.priority = (), True, due_s
+        return sequence
+
     def close(self, sequence: Sequence, prompt: AuraPrompt, sampling: Sampling) -> None:
         """All of the prompt of an open sequence, for `ArRunner.close`, which follows. Engine thread."""
         assert prompt.tokens[: sequence.length] == sequence.tokens, "the rows that were known have changed"
@@ -221,12 +240,7 @@ class AuraStage(StageModel):
 
     def prepare(self, batch: Batch) -> bool:
         """The pictures of one sequence at a time."""
-        for one in batch.split():
-            needs = [*_needs(one), *_needs_ahead(one)]
-            if any(need.index not in need.seen.features for need in needs):
-                self._encode(needs)
-                return True
-        return False
+        return any(self._encode([*_needs(one), *_needs_ahead(one)]) for one in batch.split())
 
     def rows(self, batch: Batch) -> Rows:
         needs = list(_needs(batch))
@@ -268,11 +282,15 @@ class AuraStage(StageModel):
     def heard(self, sequence: Sequence, values: np.ndarray) -> int:
         return int(values[0])
 
-    def _encode(self, needs: list[_Need]) -> None:
-        """Encode the groups that have no features yet, those of one framing together."""
+    def _encode(self, needs: list[_Need]) -> bool:
+        """Features of the groups that have none yet, those of one framing encoded together; whether any had to be."""
         waiting: dict[Framing, list[_Need]] = {}
         for need in needs:
-            if need.index not in need.seen.features:
+            if need.index in need.seen.features:
+                continue
+            if (known := self._pictures.find(need.key)) is not None:
+                need.seen.features[need.index] = known
+            else:
                 waiting.setdefault(need.visual.framing, []).append(need)
         for framing, alike in waiting.items():
             at_once = max(1, ENCODED_PATCHES // (framing.grid[0] * framing.grid[1]))
@@ -280,7 +298,8 @@ class AuraStage(StageModel):
                 some = alike[first : first + at_once]
                 features = self._features(some, framing)
                 for number, need in enumerate(some):
-                    need.seen.features[need.index] = features[:, number]
+                    need.seen.features[need.index] = self._pictures.keep(need.key, features[:, number])
+        return bool(waiting)
 
     def _features(self, needs: list[_Need], framing: Framing) -> Tensor:
         """[1 + K, groups, rows, H] of groups of one framing."""
@@ -289,6 +308,10 @@ class AuraStage(StageModel):
         if self._graphs is None:
             return features_of(self.network.visual, frames, framing)
         return self._graphs(frames, framing)
+
+
+def _unheard(token: int) -> None:
+    raise AssertionError(f"a sequence that is only read said {token}")
 
 
 def _needs(batch: Batch) -> Iterator[_Need]:

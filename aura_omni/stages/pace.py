@@ -38,11 +38,11 @@ class Pace:
         self._came_at_s: float | None = None
         self._began_at_s = -math.inf  # when the first chunk was sent, later by every wait for more
 
-    def came(self) -> None:
-        """One more frame waits to be sent."""
+    def came(self, *, paused: bool = False) -> None:
+        """One more frame waits to be sent. paused: it could have come sooner, so its time says nothing of the next one's."""
         self._waiting += 1
         now_s = self._clock()
-        if self._came_at_s is not None:
+        if self._came_at_s is not None and not paused:
             self._period_s += _NEWEST * (now_s - self._came_at_s - self._period_s)
         self._came_at_s = now_s
 

@@ -425,6 +425,20 @@ def test_keys_that_code2wav_has_no_use_for_are_noted_and_not_checked_against_oth
     assert "max_num_batched_tokens" not in shown
 
 
+def test_only_aura_keeps_pictures(tmp_path):
+    stages = "{stage_id: 0, picture_cache_gib: 2}, {stage_id: 1, picture_cache_gib: 1.5}"
+    config = loaded(deploy_config=written(tmp_path, f"base_config: tiny.yaml\nstages: [{stages}]"))
+    assert [stage.picture_cache_gib for stage in config.stages] == [0, 1.5, 0, 0]
+    assert any(note.startswith("picture_cache_gib (stage 0): accepted, not used") for note in config.notes)
+    shown = {stage["stage_id"]: stage for stage in yaml.safe_load(to_yaml(config))["stages"]}
+    assert shown[1]["picture_cache_gib"] == 1.5
+    assert "picture_cache_gib" not in shown[0]
+    with pytest.raises(ConfigError, match="picture_cache_gib is -1; it must be a number from 0"):
+        loaded(
+            deploy_config=written(tmp_path, "base_config: tiny.yaml\nstages: [{stage_id: 1, picture_cache_gib: -1}]")
+        )
+
+
 def test_known_names_are_listed_once(tmp_path):
     with pytest.raises(ConfigError) as refused:
         loaded(deploy_config=written(tmp_path, "base_config: tiny.yaml\nstages: [{stage_id: 1, qqqq: 2}]"))

@@ -12,7 +12,7 @@ import torch
 from tiny_stage import GREEDY, STOP, Request, TinyStage, make_runner, prompt, run
 
 from aura_omni.engine.engine import Engine
-from aura_omni.engine.runner import HOLD_S
+from aura_omni.engine.runner import HOLD_S, IN_HAND_S
 from aura_omni.errors import Unavailable
 from aura_omni.flow import Sampling
 from tests.slow_lane import SlowLane
@@ -348,3 +348,47 @@ def test_decoding_waits_for_what_somebody_else_gets_first_but_not_for_long(lane:
         ours.arrive()
         writes.step()
     assert [old.heard, late.heard] == want
+
+
+def test_decoding_makes_room_for_prompts_while_its_listeners_have_enough_in_hand() -> None:
+    now_s, lane, ours = 100.0, SlowLane(), SlowLane()
+    writes = make_runner(TinyStage(), lane=lane, max_num_batched_tokens=8)
+    speaks = make_runner(TinyStage(), lane=ours, clock=lambda: now_s)
+    speaks.make_room_for(writes)
+    one, two = (Request(prompt(5, seed=seed), replace(GREEDY, max_tokens=12)) for seed in (1, 2))
+    want = [expected(one), expected(two)]
+    for request in (one, two):
+        speaks.add(request.sequence)
+    assert speaks.launch()
+    writes.add(Request(prompt(30)).sequence)
+    assert writes.launch()
+    ours.arrive()
+    assert speaks.land()
+    one.sequence.lasts_until_s = now_s + 3 * IN_HAND_S
+    assert speaks.launch(), "the other one has nothing in hand"
+    ours.arrive()
+    assert speaks.land()
+    two.sequence.lasts_until_s = now_s + 2 * IN_HAND_S
+    for _ in range(4):
+        assert writes.reads
+        assert not speaks.launch()
+        lane.arrive()
+        assert writes.land()
+        assert writes.reads == (not writes.counters.generated_tokens)
+        writes.launch()
+    assert one.sequence.paused
+    assert two.sequence.paused
+    assert speaks.launch(), "nothing is being read"
+    ours.arrive()
+    assert speaks.land()
+    writes.add(Request(prompt(30, seed=5)).sequence)
+    lane.arrive()
+    writes.step()
+    assert writes.reads
+    assert not speaks.launch()
+    now_s += 1.5 * IN_HAND_S
+    assert speaks.launch(), "soon one will have heard what there is"
+    while speaks.busy:
+        ours.arrive()
+        speaks.step()
+    assert [one.heard, two.heard] == want

@@ -7,9 +7,12 @@ from itertools import pairwise
 
 import pytest
 from tiny_stage import GREEDY, SAMPLINGS, Request, TinyStage, make_runner, prompt, requests_of, run
+from torch import Tensor
 
 from aura_omni.engine.graphs import sizes_up_to
-from aura_omni.engine.steps import PREFILL_SIZES, graph_bytes
+from aura_omni.engine.sequence import Batch, MediaSpan
+from aura_omni.engine.steps import JOINED_ROWS, JOINED_SIZES, PREFILL_SIZES, Steps, graph_bytes
+from aura_omni.errors import EngineError
 from tests.replayed import without_cuda
 
 
@@ -35,7 +38,9 @@ def test_padded_steps_equal_steps_as_they_are(batched: int, mrope: bool, monkeyp
     stage = TinyStage(mrope=mrope)
     runner = make_runner(stage, graphs=True, usual=(SAMPLINGS[1], GREEDY), **options)
     usual = sorted(recorded)
-    assert usual == sorted(2 * sizes_up_to(5) + PREFILL_SIZES)  # decode, draw and short prefills, before any request
+    joined = tuple(5 + size for size in JOINED_SIZES)  # five may decode
+    # Decode, draw, short prefills, and those with rows of decoding, before any request.
+    assert usual == sorted(2 * sizes_up_to(5) + PREFILL_SIZES + joined)
     runner.add(padded[0].sequence)
     runner.step()  # a prompt that is alone is read in the longest steps
     run(runner, *padded[1:])
@@ -57,7 +62,58 @@ def test_requests_that_sample_as_usual_or_less_need_no_graph_of_their_own(monkey
 def test_what_graphs_of_prefills_hold_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     without_cuda(monkeypatch)
     stage = TinyStage()
-    graphed = make_runner(stage, graphs=True)._compute._prefill_graph
-    assert graphed is not None
-    held = sum((capture.inputs[0].nbytes + capture.output.nbytes) for capture in graphed._captures.values())
+    steps = make_runner(stage, graphs=True, max_num_seqs=JOINED_ROWS)._compute
+    held = 0
+    for graphed in (steps._prefill_graph, steps._joined_graph):
+        assert graphed is not None
+        held += sum((capture.inputs[0].nbytes + capture.output.nbytes) for capture in graphed._captures.values())
     assert held == graph_bytes(stage.decoder_config.hidden, stage.adds, stage.dtype)
+
+
+@pytest.mark.parametrize("mrope", [False, True])
+def test_rows_of_decoding_go_along_with_those_of_prompts(mrope: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"max_num_seqs": 6, "pages": 300, "max_model_len": 600, "max_num_batched_tokens": 600}
+    media = (MediaSpan(3, 20, b"clip"),)
+
+    def requests() -> list[Request]:
+        sampled = [replace(sampling, max_tokens=12, seed=7) for sampling in SAMPLINGS]
+        return [Request(prompt(40, seed=n), one, media=media if n % 2 else ()) for n, one in enumerate(sampled)]
+
+    plain, joined = requests(), requests()
+    run(make_runner(TinyStage(mrope=mrope), **options), *plain)
+    without_cuda(monkeypatch)
+    counts: list[tuple[int, int]] = []
+    join = Steps.joined
+
+    def counted(self: Steps, single: Batch, prompts: Batch) -> Tensor:
+        counts.append((len(single.sequences), prompts.rows))
+        return join(self, single, prompts)
+
+    monkeypatch.setattr(Steps, "joined", counted)
+    runner = make_runner(TinyStage(mrope=mrope), graphs=True, **options)
+    for request in joined:
+        runner.add(request.sequence)
+        for _ in range(2):
+            runner.step()
+            runner.check_integrity()
+    background = Request(prompt(50, seed=99))
+    background.sequence.open = background.sequence.only_read = True
+    run(runner, background)
+    assert [request.heard for request in joined] == [request.heard for request in plain]
+    assert background.reason == "stop"
+    assert {rows for _, rows in counts} >= {40, 50}
+    assert max(singles for singles, _ in counts) > 1
+
+
+def test_a_failure_of_rows_that_go_along_is_that_of_whoever_is_at_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_cuda(monkeypatch)
+    stage = TinyStage()
+    runner = make_runner(stage, graphs=True)
+    writes, broken = Request(prompt(9)), Request([*prompt(9, seed=1)[:-1], 5])
+    run(make_runner(TinyStage()), want := Request(prompt(9)))
+    runner.add(writes.sequence)
+    runner.step()
+    stage.poison = 5
+    run(runner, broken)
+    assert writes.heard == want.heard
+    assert isinstance(broken.error, EngineError)

@@ -333,3 +333,169 @@ def test_whenever_prompts_become_known_and_pages_run_out_everyone_says_the_same(
     assert runner.counters.pages_used == 0
     assert runner.counters.preemptions > 0
     assert runner.counters.cached_rows > 0
+
+
+# ---------------------------------------------------------------- what is only read
+
+
+def reading(tokens: list[int], *, media: tuple[MediaSpan, ...] = ()) -> Request:
+    request = Request(tokens, media=media)
+    request.sequence.open = request.sequence.only_read = True
+    return request
+
+
+def test_what_is_only_read_ends_when_its_rows_can_be_found() -> None:
+    media = (MediaSpan(5, 10, b"clip"),)
+    want, runner = calm(Request(prompt(21), media=media)), make_runner(TinyStage())
+    ahead, later = reading(prompt(20), media=media), Request(prompt(21), media=media)
+    run(runner, ahead)
+    assert (ahead.reason, ahead.heard) == ("stop", [])
+    assert runner.counters.computed_rows == 20
+    run(runner, later)
+    assert later.heard == want
+    assert later.sequence.cached == 20
+    run(runner, reading(prompt(20), media=media))
+    assert runner.counters.cached_rows == 20, "only prompts count"
+    assert runner.counters.prompt_tokens == 21
+    assert runner.counters.computed_rows == 20 + len(want) + 4, "of what is there the last page is read again"
+
+
+def test_a_few_rows_are_not_worth_being_only_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LEAST_KNOWN_ROWS, "cpu", 15)
+    runner, ahead = make_runner(TinyStage()), reading(prompt(14))
+    run(runner, ahead)
+    assert ahead.reason == "stop"
+    assert runner.counters.computed_rows == 0
+
+
+def test_what_is_only_read_goes_behind_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SHARED_ROWS, "cpu", 16)
+    runner = make_runner(TinyStage(), max_model_len=512, pages=200)
+    background, ahead = reading(prompt(60, seed=2)), Request(prompt(60))
+    opened(ahead, 40)
+    runner.add(background.sequence)
+    runner.step()
+    assert background.sequence.computed == 16, "where nobody comes, a whole step"
+    runner.add(ahead.sequence)
+    for computed in (8, 16, 24, 32, 40):
+        runner.step()
+        assert (ahead.sequence.computed, background.sequence.computed) == (computed, 16)
+    writes = Request(prompt(20, seed=3), replace(GREEDY, max_tokens=3))
+    runner.add(writes.sequence)
+    while not writes.heard:
+        runner.step()
+        assert background.sequence.computed == 16
+    runner.step()
+    assert background.sequence.computed == 24, "beside decoding half a step"
+    runner.abort(ahead.sequence)
+    settle(runner)
+    assert background.reason == "stop"
+    assert runner.counters.pages_used == 0
+
+
+def test_who_comes_takes_seat_and_pages_of_what_is_only_read_and_it_goes_on_afterwards() -> None:
+    runner = make_runner(TinyStage(), max_num_seqs=1, max_num_batched_tokens=8, pages=16)
+    background, comes = reading(prompt(40, seed=2)), Request(prompt(30))
+    want = calm(Request(prompt(30)))
+    runner.add(background.sequence)
+    runner.step()
+    runner.add(comes.sequence)
+    settle(runner)
+    assert comes.heard == want
+    assert background.reason == "stop"
+    assert background.sequence.preempted == 1
+    assert runner.counters.pages_used == 0
+
+
+@pytest.mark.parametrize("moment", ["waiting", "under way", "between"])
+def test_what_is_only_read_can_be_ended_at_any_moment(moment: str) -> None:
+    lane = SlowLane()
+    runner = make_runner(TinyStage(), lane=lane, max_num_batched_tokens=8)
+    background = reading(prompt(40))
+    runner.add(background.sequence)
+    if moment != "waiting":
+        runner.step()
+    if moment == "between":
+        lane.arrive()
+        runner.land()
+    runner.abort(background.sequence)
+    runner.check_integrity()
+    assert background.reason == "cancelled"
+    assert runner.counters.pages_used == 0
+    lane.arrive()
+    runner.step()
+    assert not runner.busy
+
+
+def test_who_comes_is_launched_behind_what_is_only_read_and_waits_for_no_more_of_it() -> None:
+    lane = SlowLane()
+    runner = make_runner(TinyStage(), lane=lane, max_num_batched_tokens=8)
+    background, comes = reading(prompt(40)), Request(prompt(6, seed=1))
+    want = calm(Request(prompt(6, seed=1)))
+    runner.add(background.sequence)
+    runner.step()
+    runner.step()
+    assert len(lane.under_way) == 2, "the device does not wait for the host"
+    runner.add(comes.sequence)
+    runner.step()
+    assert len(lane.under_way) == 2
+    lane.arrive(1)
+    runner.step()
+    assert len(lane.under_way) == 2
+    lane.arrive(1)
+    runner.step()
+    assert len(lane.under_way) == 1, "nothing more of it is put in front of who waits"
+    lane.arrive()
+    runner.step()
+    assert comes.heard == want[:1]
+    while runner.busy:
+        lane.arrive()
+        runner.step()
+        runner.check_integrity()
+    assert (comes.heard, background.reason) == (want, "stop")
+
+
+def test_several_that_are_only_read_are_read_one_after_the_other_without_a_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(SHARED_ROWS, "cpu", 16)
+    stage, lane = TinyStage(), SlowLane()
+    runner = make_runner(stage, lane=lane, pages=200)
+    requests = [reading(prompt(length, seed=length)) for length in (40, 24, 17)]
+    for request in requests:
+        runner.add(request.sequence)
+    while runner.busy:
+        runner.step()
+        runner.check_integrity()
+        assert len(lane.under_way) == 2 or sum(batch.rows for batch in stage.batches) == 40 + 24 + 17
+        lane.arrive(1)
+    assert [request.reason for request in requests] == ["stop"] * 3
+    assert max(batch.rows for batch in stage.batches) == 16
+    for length in (40, 24, 17):
+        later, alone = (Request([*prompt(length, seed=length), 3]) for _ in range(2))
+        runner.add(later.sequence)
+        while runner.busy:
+            runner.step()
+            lane.arrive()
+        assert later.sequence.cached == length // 4 * 4
+        run(make_runner(TinyStage()), alone)
+        assert later.heard == alone.heard
+
+
+def test_of_what_is_only_read_what_is_needed_first_goes_first() -> None:
+    lane = SlowLane()
+    runner = make_runner(TinyStage(), lane=lane, max_num_batched_tokens=8)
+    late, soon = reading(prompt(40)), reading(prompt(24, seed=1))
+    late.sequence.priority, soon.sequence.priority = 9.0, 5.0
+    runner.add(late.sequence)
+    runner.step()
+    runner.add(soon.sequence)
+    while not soon.ends:
+        lane.arrive(1)
+        runner.step()
+        runner.check_integrity()
+    assert late.sequence.computed == 16, "two steps of it were under way"
+    while runner.busy:
+        lane.arrive()
+        runner.step()
+    assert (late.reason, soon.reason) == ("stop", "stop")

@@ -86,13 +86,15 @@ def test_of_several_prompts_the_first_is_read_without_waiting_for_all() -> None:
 
 def test_a_short_prompt_does_not_wait_for_the_long_one_before_it() -> None:
     scheduler = make()
-    for number, length in enumerate((40, 40, 5, 4, 3)):
+    for number, length in enumerate((40, 40, 9, 8, 3)):
         scheduler.add(sequence(length, first=1000 * number))
-    assert rows(step(scheduler)) == {0: (0, 12), 3: (0, 4)}, "a quarter of the step is for prompts that end in it"
-    assert rows(step(scheduler)) == {3: (4, 1), 0: (12, 15)}, "and nobody's, if there is none"
+    assert rows(step(scheduler)) == {0: (0, 8), 3: (0, 8)}, "half of the step is for prompts that end in it"
+    assert rows(step(scheduler)) == {3: (8, 1), 0: (8, 15)}, "and nobody's, if there is none"
     scheduler.remove(next(one for one in scheduler.running if one.id == 3))
-    assert rows(step(scheduler)) == {0: (27, 13), 4: (0, 3)}, "the seat is the last one's"
-    assert rows(step(scheduler))[1] == (0, 14), "of those that are too long for that, the second follows the first"
+    assert rows(step(scheduler)) == {0: (23, 13), 4: (0, 3)}, "the seat is the last one's"
+    assert rows(step(scheduler)) == {4: (3, 1), 0: (36, 4), 1: (0, 11)}, (
+        "of those that are too long for that, the second follows the first"
+    )
 
 
 def test_a_prompt_that_waits_for_a_long_one_takes_over_what_that_one_has_read_meanwhile() -> None:

@@ -13,6 +13,7 @@ from aura_omni.engine.sequence import Sequence
 from aura_omni.engine.steps import PREFILL_SIZES
 from aura_omni.flow import Message, Sampling, Text, Video
 from aura_omni.stages.aura import AuraStage
+from aura_omni.stages.picture_cache import PictureCache
 from tests.aura_tiny import PlainKV, forward, greedy, image, sequence_of, stage, video
 from tests.replayed import without_cuda
 from tests.slow_lane import SlowLane
@@ -285,3 +286,65 @@ def test_nothing_is_computed_for_an_answer_before_it_is_known_not_to_be_silence(
         under_way.append(len(lane.under_way))
         lane.arrive(1)
     assert under_way == [1, 2, 2, 1, 0]
+
+
+CUT = [
+    [
+        SYSTEM,
+        *[message for seed in range(first, 5) for message in (user(video(2, 96, 160, seed=seed)), SILENT)],
+        user("so?"),
+    ]
+    for first in (0, 2)
+]
+
+
+def keeping(pictures: int, monkeypatch: pytest.MonkeyPatch, aura: AuraStage) -> PictureCache:
+    """Room for so many of CUT's pairs of frames."""
+    rows = aura.prompt(CUT[0]).groups[0].length
+    pair = rows * (1 + aura.adds) * aura.decoder_config.hidden * aura.dtype.itemsize
+    monkeypatch.setattr(aura, "_pictures", PictureCache(pictures * pair))
+    return aura._pictures
+
+
+@pytest.mark.parametrize("rows", [512, 23])
+def test_of_a_history_that_was_cut_pictures_are_kept_and_not_encoded_again(
+    aura: AuraStage, encoded: list[int], rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    want = [alone(aura, chat, 6) for chat in CUT]
+    keeping(4, monkeypatch, aura)
+    runner = runner_of(aura, rows=rows)
+    encoded.clear()
+    heard = [ask(aura, runner, [chat], 6)[0][0] for chat in CUT]
+    assert heard == want
+    assert sum(encoded) == 5, "three of the four that are kept are all that is left"
+
+
+def test_pictures_take_no_more_than_they_may(aura: AuraStage, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = keeping(2, monkeypatch, aura)
+    ask(aura, runner_of(aura), CUT[:1], 1)
+    keys = [span.key for span in aura.prompt(CUT[0]).media]
+    assert [cache.find(key) is not None for key in keys] == [False, False, False, True, True]
+    assert cache.find(keys[3]) is not None
+    more = torch.zeros(1, 2)
+    assert cache.keep(b"more", more) is not more
+    assert [cache.find(key) is not None for key in (b"more", *keys[3:])] == [True, True, False]
+    none = PictureCache(0)
+    assert none.keep(b"more", more) is more
+    assert none.find(b"more") is None
+
+
+def test_what_is_read_beforehand_encodes_its_pictures_once(
+    aura: AuraStage, encoded: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    want = alone(aura, CUT[1], 6)
+    runner, ends = runner_of(aura, rows=23), []
+    encoded.clear()
+    runner.add(aura.reading(aura.prompt(CUT[1]), due_s=0.0, on_end=lambda reason, error: ends.append((reason, error))))
+    while runner.busy:
+        runner.step()
+        runner.check_integrity()
+    assert ends == [("stop", None)]
+    ((heard,), (cached,)) = ask(aura, runner, [CUT[1]], 6)
+    assert heard == want
+    assert cached > aura.prompt(CUT[1]).beginning.rows - PAGE
+    assert sum(encoded) == 3
