@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -142,7 +142,8 @@ def assemble(config: Config, report: Report = unreported) -> Stages:
             usual = _usual(sites[name], defaults[name], speech)
             # Whoever waits for a transcript has got nothing before its end, so on a GPU ASR waits for nobody.
             before = [] if name == "asr" and sites[name].device.type == "cuda" else list(heard)
-            runners[name] = _runner(model, sites[name], pages[name], usual, before=before)
+            alone = name == "asr" and _has_gpu_alone(sites[name], sites.values())
+            runners[name] = _runner(model, sites[name], pages[name], usual, before=before, alone=alone)
             if name in SPEAKING:
                 heard.append(runners[name])
     return Stages(
@@ -299,6 +300,11 @@ def _lane(name: StageName, device: torch.device) -> Lane:
     return Lane(device, urgent=name != "aura")
 
 
+def _has_gpu_alone(site: _Site, sites: Iterable[_Site]) -> bool:
+    """Whether it is on a GPU on which no other stage is."""
+    return site.device.type == "cuda" and all(other is site or other.device != site.device for other in sites)
+
+
 def _usual(site: _Site, default: Sampling, speech: Speech | None) -> tuple[Sampling, Sampling]:
     """What requests that set nothing sample with, and the Talker's code predictor."""
     sampling = default.merged(site.config.sampling)
@@ -308,7 +314,7 @@ def _usual(site: _Site, default: Sampling, speech: Speech | None) -> tuple[Sampl
 
 
 def _runner(
-    model: StageModel, site: _Site, pages: int, usual: tuple[Sampling, Sampling], *, before: list[Runner]
+    model: StageModel, site: _Site, pages: int, usual: tuple[Sampling, Sampling], *, before: list[Runner], alone: bool
 ) -> ArRunner:
     stage = site.config
     with _timed(f"{stage.name}: pages and graphs made"):
@@ -325,6 +331,7 @@ def _runner(
             usual=usual,
             lane=_lane(stage.name, site.device),
             before=before,
+            alone=alone,
         )
 
 

@@ -46,7 +46,9 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="checkpoints of true size; written unless they are there")
     parser.add_argument("--tiny", action="store_true", help="the tiny family and fewer clients")
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
-    parser.add_argument("--asr-alone", action="store_true", help=f"qwen3_asr.yaml, with the whole device; loads {ASR_LOADS}")
+    parser.add_argument(
+        "--asr-alone", action="store_true", help=f"qwen3_asr.yaml, with the whole device; loads {ASR_LOADS}"
+    )
     parser.add_argument("--loads", nargs="+", choices={*LOADS, *ASR_LOADS}, help="only these")
     parser.add_argument("--each", type=int, help="requests of each client (default: 6; tiny: 2)")
     parser.add_argument(

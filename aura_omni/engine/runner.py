@@ -88,6 +88,7 @@ class ArRunner(Runner):
         usual: tuple[Sampling, Sampling] = (Sampling(), Sampling(temperature=0.0)),
         lane: Lane | None = None,
         before: Seq[Runner] = (),
+        alone: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """pages of page_size rows are taken on the model's device at once; the limits are `Scheduler`'s.
@@ -97,6 +98,8 @@ class ArRunner(Runner):
         lane: where steps are computed; None: a new one.
         before: more urgent runners. On a CPU they wait for a step of this one, so while one of them has work, steps are short; on a
         GPU their steps take longer beside one of this, so none of decoding begins while somebody waits for a first result.
+        alone: nobody listens while it decodes and nothing else computes on the device, so what counts is how much it gets done: steps
+        that decode, too, read as many rows of prompts as any.
         """
         self._model, self._lane, self._before = model, lane or Lane(model.device), tuple(before)
         self._flights: deque[_Flight] = deque()  # in the order of their launch
@@ -106,13 +109,14 @@ class ArRunner(Runner):
         self._clock = clock
         self._held_since_s: float | None = None
         self._cache = KVCache(pages, page_size, prefix_caching=prefix_caching)
+        longest = min(max_num_batched_tokens, max(max_num_seqs, LONGEST_ROWS[model.device.type]))
         self._scheduler = Scheduler(
             self._cache,
             max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=min(max_num_batched_tokens, max(max_num_seqs, LONGEST_ROWS[model.device.type])),
+            max_num_batched_tokens=longest,
             max_model_len=max_model_len,
             max_waiting=max_waiting,
-            shared_rows=SHARED_ROWS[model.device.type],
+            shared_rows=longest if alone else SHARED_ROWS[model.device.type],
         )
         self._steps = self._computed_rows = 0
         self._under_way = UnderWay()

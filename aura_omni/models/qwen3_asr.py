@@ -244,15 +244,19 @@ class AudioEncoder(Prepared):
         return self._transformed(rows, windows).unflatten(0, inside.shape)
 
     def heard(self, waves: Tensor, lengths: Tensor) -> Tensor:
-        """Clips of one window, from their samples on: waves and lengths as `log_mels` has them, each a chunk or more, L a window and a hop.
+        """Clips of W windows each, from their samples on: waves and lengths as `log_mels` has them, each a chunk or more.
 
-        Returns [N, window_tokens, output], of no meaning behind the rows of each. Tensors only, as `windows`.
+        L is W windows and a hop, and no clip ends before its last window. Returns [N, W * window_tokens, output], of no meaning
+        behind the rows of each. Tensors only, as `windows`.
         """
         config = self.config
-        mels = self.log_mels(waves, lengths)[..., : config.window_frames]
-        images = mels.unflatten(2, (-1, config.chunk_frames)).transpose(1, 2)
-        tokens = config.tokens_of(lengths // HOP_SAMPLES)
-        return self.windows(images, torch.arange(config.window_tokens, device=waves.device) < tokens[:, None])
+        mels = self.log_mels(waves, lengths)
+        count = mels.shape[2] // config.window_frames
+        mels = mels[..., : count * config.window_frames]
+        images = mels.unflatten(2, (count, -1, config.chunk_frames)).permute(0, 2, 3, 1, 4).flatten(0, 1)
+        places = torch.arange(count * config.window_tokens, device=waves.device)
+        inside = places < config.tokens_of(lengths // HOP_SAMPLES)[:, None]
+        return self.windows(images, inside.view(-1, config.window_tokens)).view(*inside.shape, -1)
 
     def _transformed(self, x: Tensor, windows: Windows) -> Tensor:
         for layer in self.layers:
