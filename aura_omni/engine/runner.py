@@ -99,12 +99,13 @@ class ArRunner(Runner):
         before: more urgent runners. On a CPU they wait for a step of this one, so while one of them has work, steps are short; on a
         GPU their steps take longer beside one of this, so none of decoding begins while somebody waits for a first result.
         alone: nobody listens while it decodes and nothing else computes on the device, so what counts is how much it gets done: steps
-        that decode, too, read as many rows of prompts as any.
+        that decode, too, read as many rows of prompts as any, and decoding is launched behind prompts that are under way.
         """
         self._model, self._lane, self._before = model, lane or Lane(model.device), tuple(before)
         self._flights: deque[_Flight] = deque()  # in the order of their launch
         self._news = False  # something has landed or come since the last launch
         self._at_once = model.device.type == "cpu"  # a launch computes
+        self._alone = alone
         self._least_known = LEAST_KNOWN_ROWS[model.device.type]
         self._clock = clock
         self._held_since_s: float | None = None
@@ -243,6 +244,8 @@ class ArRunner(Runner):
             if len(self._flights) == 1 and self._flights[0].draws_all:
                 flight = self._flights[0]
                 launched |= self._launch_ahead(flight.batch) or (flight.decode and self._launch_newcomers(flight.batch))
+            if len(self._flights) == 1 and self._alone and not self._flights[0].decode:
+                launched |= self._launch_others(self._flights[0].batch)
         return launched
 
     def check_integrity(self) -> None:
@@ -339,6 +342,14 @@ class ArRunner(Runner):
     def _launch_newcomers(self, under_way: Batch) -> bool:
         """Start prompts behind a step of decoding that is under way, so that none of them waits for its launch as well."""
         batch = self._scheduler.schedule_newcomers(under_way)
+        if batch is None:
+            return False
+        self._launch_batch(batch)
+        return True
+
+    def _launch_others(self, under_way: Batch) -> bool:
+        """Start a step of decoding behind prompts that are under way, for all others: the device does not wait for its launch."""
+        batch = self._scheduler.schedule_others(under_way)
         if batch is None:
             return False
         self._launch_batch(batch)
