@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -90,7 +90,8 @@ class Stages:
 
 @dataclass(frozen=True, slots=True)
 class _Site:
-    """A stage before its weights are read. decoder: None for Code2Wav, which has states of streams instead of pages."""
+    """A stage before its weights are read. decoder: None for Code2Wav, which has states of streams instead of pages. alone: it has a
+    GPU to itself."""
 
     config: StageConfig
     checkpoint: Checkpoint
@@ -99,6 +100,7 @@ class _Site:
     decoder: Decoder | None
     max_model_len: int
     needs: StageNeeds
+    alone: bool = False
 
 
 def assemble(config: Config, report: Report = unreported) -> Stages:
@@ -109,7 +111,7 @@ def assemble(config: Config, report: Report = unreported) -> Stages:
     """
     if any(nano.is_random(stage.model) for stage in config.stages):
         log.warning("%s", nano.NOTICE)
-    sites = {stage.name: _site(stage) for stage in config.stages}
+    sites = {stage.name: _site(stage, alone=len(config.stages) == 1) for stage in config.stages}
     pages = _share_out(list(sites.values()))
     _use_threads(list(sites.values()))
     # On CUDA PyTorch's convolutions round float32 to 10 bits unless told otherwise: a stage computes in its dtype, and the
@@ -142,8 +144,7 @@ def assemble(config: Config, report: Report = unreported) -> Stages:
             usual = _usual(sites[name], defaults[name], speech)
             # Whoever waits for a transcript has got nothing before its end, so on a GPU ASR waits for nobody.
             before = [] if name == "asr" and sites[name].device.type == "cuda" else list(heard)
-            alone = name == "asr" and _has_gpu_alone(sites[name], sites.values())
-            runners[name] = _runner(model, sites[name], pages[name], usual, before=before, alone=alone)
+            runners[name] = _runner(model, sites[name], pages[name], usual, before=before)
             if name in SPEAKING:
                 heard.append(runners[name])
     return Stages(
@@ -174,7 +175,8 @@ def checkpoint_of(stage: StageConfig) -> Checkpoint:
     return Checkpoint.find(stage.model, revision=stage.revision)
 
 
-def _site(stage: StageConfig) -> _Site:
+def _site(stage: StageConfig, *, alone: bool = False) -> _Site:
+    """alone: of a pipeline of one stage, which is ASR."""
     checkpoint = checkpoint_of(stage)
     index = cuda_index(stage, cuda_devices=torch.cuda.device_count())
     device = torch.device("cpu") if index is None else torch.device("cuda", index)
@@ -189,7 +191,7 @@ def _site(stage: StageConfig) -> _Site:
         hearing = AsrStage.network_of(checkpoint)
         return _ar_site(
             stage, checkpoint, device, dtype, [hearing], hearing.decoder, hearing.config.vocabulary,
-            encoder=HearingGraphs.bytes(hearing.config.encoder, dtype),
+            encoder=HearingGraphs.bytes(hearing.config.encoder, dtype), alone=alone and device.type == "cuda",
         )  # fmt: skip
     if stage.name == "aura":
         seeing = AuraStage.network_of(checkpoint)
@@ -215,15 +217,17 @@ def _ar_site(
     encoder: int = 0,
     adds: int = 0,
     more: int = 0,
+    alone: bool = False,
 ) -> _Site:
-    """encoder: bytes that graphs of the stage's encoder hold on to; adds: as `StageModel` has them; more: other bytes it always holds."""
+    """encoder: bytes that graphs of the stage's encoder hold on to; adds: as `StageModel` has them; more: other bytes it always holds;
+    alone: it has a GPU to itself."""
     positions = decoder.config.max_positions
     length = min(stage.max_model_len or positions, positions)
     fixed = more + Seats.bytes(stage.max_num_seqs, hidden=decoder.config.hidden, vocabulary=vocabulary, dtype=dtype)
     if _graphs(device, stage):
-        fixed += encoder + graph_bytes(decoder.config.hidden, adds, dtype)
+        fixed += encoder + graph_bytes(decoder.config.hidden, adds, dtype, long=alone)
     needs = _needs(stage, networks, dtype, kv=decoder.kv_bytes_per_token(dtype), length=length, fixed=fixed)
-    return _Site(stage, checkpoint, device, dtype, decoder, length, needs)
+    return _Site(stage, checkpoint, device, dtype, decoder, length, needs, alone)
 
 
 def _dtype(stage: StageConfig, device: torch.device) -> torch.dtype:
@@ -300,11 +304,6 @@ def _lane(name: StageName, device: torch.device) -> Lane:
     return Lane(device, urgent=name != "aura")
 
 
-def _has_gpu_alone(site: _Site, sites: Iterable[_Site]) -> bool:
-    """Whether it is on a GPU on which no other stage is."""
-    return site.device.type == "cuda" and all(other is site or other.device != site.device for other in sites)
-
-
 def _usual(site: _Site, default: Sampling, speech: Speech | None) -> tuple[Sampling, Sampling]:
     """What requests that set nothing sample with, and the Talker's code predictor."""
     sampling = default.merged(site.config.sampling)
@@ -314,7 +313,7 @@ def _usual(site: _Site, default: Sampling, speech: Speech | None) -> tuple[Sampl
 
 
 def _runner(
-    model: StageModel, site: _Site, pages: int, usual: tuple[Sampling, Sampling], *, before: list[Runner], alone: bool
+    model: StageModel, site: _Site, pages: int, usual: tuple[Sampling, Sampling], *, before: list[Runner]
 ) -> ArRunner:
     stage = site.config
     with _timed(f"{stage.name}: pages and graphs made"):
@@ -331,7 +330,7 @@ def _runner(
             usual=usual,
             lane=_lane(stage.name, site.device),
             before=before,
-            alone=alone,
+            alone=site.alone,
         )
 
 

@@ -130,6 +130,7 @@ class ArRunner(Runner):
                 max_model_len=max_model_len,
                 graphs=graphs,
                 usual=usual,
+                alone=alone,
             )
         self._prompt_tokens = self._generated_tokens = 0
 

@@ -31,12 +31,20 @@ from aura_omni.flow import Sampling
 PREFILL_SIZES = (16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 PREFILL_CHUNKS = 16
 
+# Longer ones, too, where nothing else computes on the device: launching layer by layer takes the host as long as the GPU then.
+LONG_PREFILL_SIZES = (640, 768, 896, 1_024, 1_280, 1_536, 1_792, 2_048)
+LONG_PREFILL_CHUNKS = 32
+
 NO_ID = -1  # instead of an id, where the logits are not finite
 
 
-def graph_bytes(hidden: int, adds: int, dtype: torch.dtype) -> int:
+def prefill_sizes(*, long: bool) -> tuple[int, ...]:
+    return (*PREFILL_SIZES, *LONG_PREFILL_SIZES) if long else PREFILL_SIZES
+
+
+def graph_bytes(hidden: int, adds: int, dtype: torch.dtype, *, long: bool = False) -> int:
     """What graphs of prefills hold on to: rows that go in, adds to them, and rows that come out, for each size."""
-    return sum(PREFILL_SIZES) * hidden * (2 + adds) * dtype.itemsize
+    return sum(prefill_sizes(long=long)) * hidden * (2 + adds) * dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +76,7 @@ class Steps:
         max_model_len: int,
         graphs: bool,
         usual: tuple[Sampling, Sampling],
+        alone: bool = False,
     ) -> None:
         """As `runner.ArRunner`."""
         self._model, config = model, model.decoder_config
@@ -105,8 +114,9 @@ class Steps:
         self._decode_graph: Graphed | None = None
         self._draw_graph: Graphed | None = None
         self._prefill_graph: Graphed | None = None
+        self._chunks = LONG_PREFILL_CHUNKS if alone else PREFILL_CHUNKS
         if graphs:
-            self._capture(max_num_seqs)
+            self._capture(max_num_seqs, prefill_sizes(long=alone))
             model.prepare_graphs()
 
     def decode(self, batch: Batch, *, ahead: bool = False) -> Tensor:
@@ -137,9 +147,9 @@ class Steps:
     def _hidden(self, batch: Batch, rows: Rows) -> Tensor:
         """The rows [N, H] through the decoder, final-normed; a graph may leave some that are nobody's behind them."""
         graph = self._prefill_graph
-        if graph is None or batch.rows > PREFILL_SIZES[-1] or len(batch.sequences) > PREFILL_CHUNKS:
+        if graph is None or batch.rows > graph.most or len(batch.sequences) > self._chunks:
             return self._model.decoder(rows.x, rows.positions, self._kv.step(batch), rows.adds, rows.add_rows)
-        slot, chunks = self._kv.chunk_numbers(batch, rows=graph.size(batch.rows), chunks=PREFILL_CHUNKS)
+        slot, chunks = self._kv.chunk_numbers(batch, rows=graph.size(batch.rows), chunks=self._chunks)
         positions = rows.positions[:, None] if rows.positions.dim() == 1 else rows.positions.T
         adds = () if not self._model.adds else (_adds_of_all(rows, self._model.adds),)
         return graph(rows.x, positions, self._staged(slot[:, None]), *adds, self._staged(chunks))
@@ -193,26 +203,26 @@ class Steps:
         """For a graph, which copies it to the device itself."""
         return staged([values], self._model.device)
 
-    def _capture(self, max_num_seqs: int) -> None:
-        """Make graphs of short prefills, and of the two functions that end in a draw, as they are usually needed."""
-        pool, sizes = GraphPool(), sizes_up_to(max_num_seqs)
+    def _capture(self, max_num_seqs: int, sizes: Seq[int]) -> None:
+        """Make graphs of prefills of these sizes, and of the two functions that end in a draw, as they are usually needed."""
+        pool, steps = GraphPool(), sizes_up_to(max_num_seqs)
         nobody = self._sent(self._numbers.nobody())
         hidden = self._seats.rows[self._seats.spare :]
-        self._decode_graph = Graphed(self._decoded, rows=(nobody,), sizes=sizes, pool=pool)
-        self._draw_graph = Graphed(self._drawn, rows=(hidden, nobody[:, : self._numbers.width]), sizes=sizes, pool=pool)
+        self._decode_graph = Graphed(self._decoded, rows=(nobody,), sizes=steps, pool=pool)
+        self._draw_graph = Graphed(self._drawn, rows=(hidden, nobody[:, : self._numbers.width]), sizes=steps, pool=pool)
         for graphed in (self._decode_graph, self._draw_graph):
             graphed.prepare(how=self._usual)
         integer = torch.zeros(1, 1, dtype=torch.int64, device=self._model.device)
         positions = integer.expand(1, 1 if self._model.decoder_config.mrope_section is None else 3)
         slot = integer + self._kv.spare_page * self._kv.page_size
         # Chunks of no rows, whose pages therefore do not matter.
-        chunks = torch.zeros(PREFILL_CHUNKS, 3 + nobody.shape[1], dtype=torch.int32, device=self._model.device)
+        chunks = torch.zeros(self._chunks, 3 + nobody.shape[1], dtype=torch.int32, device=self._model.device)
         function: Callable[..., Tensor] = self._computed
         rows: tuple[Tensor, ...] = (hidden, positions, slot)
         if self._model.adds:
             # Rows without adds get zeros, which costs less than as many graphs again.
             function, rows = self._added, (*rows, hidden.new_zeros(1, self._model.adds * hidden.shape[1]))
-        self._prefill_graph = Graphed(function, rows=rows, fixed=(chunks,), sizes=PREFILL_SIZES, pool=pool)
+        self._prefill_graph = Graphed(function, rows=rows, fixed=(chunks,), sizes=sizes, pool=pool)
         self._prefill_graph.prepare()
 
     # ------------------------------------------------------------ on the device: tensors only
