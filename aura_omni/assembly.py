@@ -90,7 +90,8 @@ class Stages:
 
 @dataclass(frozen=True, slots=True)
 class _Site:
-    """A stage before its weights are read. decoder: None for Code2Wav, which has states of streams instead of pages."""
+    """A stage before its weights are read. decoder: None for Code2Wav, which has states of streams instead of pages. alone: it has a
+    GPU to itself."""
 
     config: StageConfig
     checkpoint: Checkpoint
@@ -99,6 +100,7 @@ class _Site:
     decoder: Decoder | None
     max_model_len: int
     needs: StageNeeds
+    alone: bool = False
 
 
 def assemble(config: Config, report: Report = unreported, *, device: torch.device | None = None) -> Stages:
@@ -111,7 +113,7 @@ def assemble(config: Config, report: Report = unreported, *, device: torch.devic
     """
     if any(nano.is_random(stage.model) for stage in config.stages):
         log.warning("%s", nano.NOTICE)
-    sites = {stage.name: _site(stage, device) for stage in config.stages}
+    sites = {stage.name: _site(stage, device, alone=len(config.stages) == 1) for stage in config.stages}
     pages = _share_out(list(sites.values()))
     _use_threads(list(sites.values()))
     # On CUDA PyTorch's convolutions round float32 to 10 bits unless told otherwise: a stage computes in its dtype, and the
@@ -177,7 +179,8 @@ def checkpoint_of(stage: StageConfig) -> Checkpoint:
     return Checkpoint.find(stage.model, revision=stage.revision)
 
 
-def _site(stage: StageConfig, device: torch.device | None = None) -> _Site:
+def _site(stage: StageConfig, device: torch.device | None = None, *, alone: bool = False) -> _Site:
+    """alone: of a pipeline of one stage, which is ASR."""
     checkpoint = checkpoint_of(stage)
     device = device or _device(stage)
     dtype = _dtype(stage, device)
@@ -191,7 +194,7 @@ def _site(stage: StageConfig, device: torch.device | None = None) -> _Site:
         hearing = AsrStage.network_of(checkpoint)
         return _ar_site(
             stage, checkpoint, device, dtype, [hearing], hearing.decoder, hearing.config.vocabulary,
-            encoder=HearingGraphs.bytes(hearing.config.encoder, dtype),
+            encoder=HearingGraphs.bytes(hearing.config.encoder, dtype), alone=alone and device.type == "cuda",
         )  # fmt: skip
     if stage.name == "aura":
         seeing = AuraStage.network_of(checkpoint)
@@ -226,15 +229,17 @@ def _ar_site(
     encoder: int = 0,
     adds: int = 0,
     more: int = 0,
+    alone: bool = False,
 ) -> _Site:
-    """encoder: bytes that graphs of the stage's encoder hold on to; adds: as `StageModel` has them; more: other bytes it always holds."""
+    """encoder: bytes that graphs of the stage's encoder hold on to; adds: as `StageModel` has them; more: other bytes it always holds;
+    alone: it has a GPU to itself."""
     positions = decoder.config.max_positions
     length = min(stage.max_model_len or positions, positions)
     fixed = more + Seats.bytes(stage.max_num_seqs, hidden=decoder.config.hidden, vocabulary=vocabulary, dtype=dtype)
     if _graphs(device, stage):
-        fixed += encoder + graph_bytes(decoder.config.hidden, adds, dtype)
+        fixed += encoder + graph_bytes(decoder.config.hidden, adds, dtype, long=alone)
     needs = _needs(stage, networks, dtype, kv=decoder.kv_bytes_per_token(dtype), length=length, fixed=fixed)
-    return _Site(stage, checkpoint, device, dtype, decoder, length, needs)
+    return _Site(stage, checkpoint, device, dtype, decoder, length, needs, alone)
 
 
 def _dtype(stage: StageConfig, device: torch.device) -> torch.dtype:
@@ -340,6 +345,7 @@ def _runner(
             usual=usual,
             lane=_lane(stage.name, site.device),
             before=before,
+            alone=site.alone,
         )
 
 

@@ -2,6 +2,7 @@
 
     python benchmarks/server.py --folder /scratch/true --out results    # writes the checkpoints (31 GB) unless they are there
     python benchmarks/server.py --tiny --out results                    # in a minute on two cores
+    python benchmarks/server.py --asr-alone --folder /scratch/true --out results    # nothing but ASR on the device
 
 Random weights know no end, so the server's defaults say how long everything is, whoever asks and by whatever endpoint: ASR
 writes 24 tokens, AURA 48, the Talker 124 frames (9.92 s; `lengths.py`). Each load is one `aura-omni bench`, whose command is in its JSON; `summary.json` has how long the start
@@ -35,6 +36,9 @@ from aura_omni.nano.random_family import write_family
 SENTENCE = "A red ball is on the table, and two blue cups are beside it on the left."
 START_S = 300.0  # the most that a start may take
 LOADS = ("first", "turn", "silent", "speech", "open", "transcript")
+ASR_LOADS = ("transcript", "recording")  # of a server that only transcribes
+ASR_ALONE = {"gpu_memory_utilization": 0.85, "max_num_seqs": 256}
+RECORDING_S = 120
 
 
 def main() -> int:
@@ -42,7 +46,10 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="checkpoints of true size; written unless they are there")
     parser.add_argument("--tiny", action="store_true", help="the tiny family and fewer clients")
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
-    parser.add_argument("--loads", nargs="+", choices=LOADS, default=LOADS, help="only these")
+    parser.add_argument(
+        "--asr-alone", action="store_true", help=f"qwen3_asr.yaml, with the whole device; loads {ASR_LOADS}"
+    )
+    parser.add_argument("--loads", nargs="+", choices={*LOADS, *ASR_LOADS}, help="only these")
     parser.add_argument("--each", type=int, help="requests of each client (default: 6; tiny: 2)")
     parser.add_argument(
         "--processes", type=int, default=max(1, (os.cpu_count() or 1) // 4), help="of the client (default: %(default)s)"
@@ -51,6 +58,10 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.tiny == (arguments.folder is not None):
         parser.error("give --folder FOLDER or --tiny")
+    known = ASR_LOADS if arguments.asr_alone else LOADS
+    arguments.loads = arguments.loads or known
+    if not set(arguments.loads) <= set(known):
+        parser.error(f"--loads: this server gets {', '.join(known)}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what we have started ends with us
     arguments.out.mkdir(parents=True, exist_ok=True)
     if arguments.tiny:
@@ -62,6 +73,8 @@ def main() -> int:
 
 
 def measure(arguments: argparse.Namespace, folder: Path, deploy: str, stages: dict[str, dict[str, Any]]) -> int:
+    if arguments.asr_alone:
+        deploy, stages = "qwen3_asr.yaml", {"0": {**stages["0"], **ASR_ALONE}}
     for stage, sampling in zip(stages.values(), forced(folder).values(), strict=False):  # Code2Wav draws nothing
         stage["default_sampling_params"] = sampling
     flags = ["--deploy-config", deploy, "--stage-overrides", json.dumps(stages), "--served-model-name", "aura"]
@@ -109,6 +122,7 @@ def loads(folder: Path, *, tiny: bool, each: int) -> dict[str, list[str]]:
         "speech": ["speech", "--text", SENTENCE, *closed(1, 4, 8, 16, 64)],
         "open": ["speech", "--text", SENTENCE, "--rate", rate, "--requests", count, "--body", json.dumps(half)],
         "transcript": ["transcript", *closed(1, 4, 128)],
+        "recording": ["transcript", "--audio-s", str(RECORDING_S), *closed(1, 128)],
     }
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from aura_omni.flow import SPEECH_RATE
 from aura_omni.media.encoder import encode
-from aura_omni.media.noise import swelling_noise
+from aura_omni.media.noise import sentences
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ Work = Turns | Speeches | Transcripts
 
 def noise(random: np.random.Generator, length_s: float) -> bytes:
     """A WAV file of noise that may be speech, 16 kHz mono."""
-    return encode(swelling_noise(random, length_s, SPEECH_RATE), SPEECH_RATE, "wav")
+    return encode(sentences(random, length_s, SPEECH_RATE), SPEECH_RATE, "wav")
 
 
 def film(random: np.random.Generator, frames: int, size: tuple[int, int]) -> bytes:

@@ -61,6 +61,11 @@ class Graphed:
         self._sizes, self._pool = sorted(sizes), pool
         self._captures: dict[Hashable, _Capture] = {}
 
+    @property
+    def most(self) -> int:
+        """Rows of the largest batch."""
+        return self._sizes[-1]
+
     def size(self, count: int) -> int:
         """The number of rows that a batch of `count` is padded to."""
         return next(size for size in self._sizes if size >= count)

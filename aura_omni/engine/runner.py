@@ -97,6 +97,7 @@ class ArRunner(Runner):
         usual: tuple[Sampling, Sampling] = (Sampling(), Sampling(temperature=0.0)),
         lane: Lane | None = None,
         before: Seq[Runner] = (),
+        alone: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """pages of page_size rows are taken on the model's device at once; the limits are `Scheduler`'s.
@@ -106,24 +107,28 @@ class ArRunner(Runner):
         lane: where steps are computed; None: a new one.
         before: more urgent runners. On a CPU they wait for a step of this one, so while one of them has work, steps are short; on a
         GPU their steps take longer beside one of this, so none of decoding begins while somebody waits for a first result.
+        alone: nobody listens while it decodes and nothing else computes on the device, so what counts is how much it gets done: steps
+        that decode, too, read as many rows of prompts as any, and decoding is launched behind prompts that are under way.
         """
         self._model, self._lane, self._before = model, lane or Lane(model.device), tuple(before)
         self._flights: deque[_Flight] = deque()  # in the order of their launch
         self._news = False  # something has landed or come since the last launch
         self._at_once = model.device.type == "cpu"  # a launch computes
+        self._alone = alone
         kind = "cpu" if self._at_once else "cuda"
         self._least_known = LEAST_KNOWN_ROWS[kind]
         self._clock = clock
         self._behind: Runner | None = None
         self._held_since_s: float | None = None
         self._cache = KVCache(pages, page_size, prefix_caching=prefix_caching)
+        longest = min(max_num_batched_tokens, max(max_num_seqs, LONGEST_ROWS[kind]))
         self._scheduler = Scheduler(
             self._cache,
             max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=min(max_num_batched_tokens, max(max_num_seqs, LONGEST_ROWS[kind])),
+            max_num_batched_tokens=longest,
             max_model_len=max_model_len,
             max_waiting=max_waiting,
-            shared_rows=SHARED_ROWS[kind],
+            shared_rows=longest if alone else SHARED_ROWS[kind],
         )
         self._steps = self._computed_rows = 0
         self._under_way = UnderWay()
@@ -136,6 +141,7 @@ class ArRunner(Runner):
                 max_model_len=max_model_len,
                 graphs=graphs,
                 usual=usual,
+                alone=alone,
             )
         self._prompt_tokens = self._generated_tokens = 0
 
@@ -256,6 +262,8 @@ class ArRunner(Runner):
                 launched |= (flight.draws_all and self._launch_ahead(flight.batch)) or (
                     not flight.awaited and (self._launch_newcomers(flight.batch) or self._launch_reading(flight.batch))
                 )
+            if len(self._flights) == 1 and self._alone and not self._flights[0].decode:
+                launched |= self._launch_others(self._flights[0].batch)
         return launched
 
     def check_integrity(self) -> None:
@@ -405,6 +413,14 @@ class ArRunner(Runner):
             return False
         self._steps += 1
         self._launch_rows(batch, decode=False)
+        return True
+
+    def _launch_others(self, under_way: Batch) -> bool:
+        """Start a step of decoding behind prompts that are under way, for all others: the device does not wait for its launch."""
+        batch = self._scheduler.schedule_others(under_way)
+        if batch is None:
+            return False
+        self._launch_batch(batch)
         return True
 
     def _launch_safely(self, batch: Batch, *, decode: bool, ahead: bool = False) -> None:

@@ -207,6 +207,22 @@ class Scheduler:
                 return Batch((sequence,), (begin,), (min(most, sequence.length - begin),))
         return None
 
+    def schedule_others(self, under_way: Batch) -> Batch | None:
+        """The rows of decoding of those who have nothing in a batch under way, where there is room for them; None: of nobody."""
+        known = set(under_way.sequences)
+        going = [
+            one
+            for one in self.running
+            if one not in known
+            and not (one.blocked or one.open)
+            and one.generated
+            and one.length - one.computed == 1
+            and self.cache.extend(one)
+        ]
+        if not going:
+            return None
+        return Batch(tuple(going), tuple(one.computed for one in going), (1,) * len(going))
+
     def commit(self, batch: Batch) -> None:
         """The batch's rows are in their pages."""
         for sequence, start, count in zip(batch.sequences, batch.starts, batch.counts, strict=True):

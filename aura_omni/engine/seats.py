@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aura_omni.engine.lane import sent, sent_together
+from aura_omni.engine.lane import sent_together
 from aura_omni.engine.sampler import MASK, Draw, Filters, fused
 from aura_omni.flow import Sampling
 
@@ -79,33 +79,44 @@ class Seats:
 
         All in a few operations: on CUDA launching them takes longer than computing them, and a step waits meanwhile.
         """
-        numbers: list[np.ndarray] = [
+        marks = [self._marks(taker) for taker in takers if constrained(taker.sampling)]
+        arrays: list[np.ndarray] = [
             np.array([taker.seat for taker in takers], np.int64),
             np.array([taker.floats for taker in takers], np.float32),
             np.array([taker.integers for taker in takers], np.int64),
+            *(np.concatenate(found) for found in zip(*marks, strict=True)),
         ]
-        seats, floats, integers = sent_together(numbers, self._device)
+        seats, floats, integers, *marked = sent_together(arrays, self._device)
         self._floats.index_copy_(0, seats, floats)
         self._integers.index_copy_(0, seats, integers)
         for table in (self._bias, self._stops, self._prompt, self._counts):
             table.index_fill_(0, seats, 0)
-        for taker in takers:
-            if constrained(taker.sampling):
-                self._write(taker)
+        if marked:
+            biased, bias, stops, prompt, said, counts = marked
+            self._bias.view(-1).index_copy_(0, biased, bias)
+            self._stops.view(-1).index_fill_(0, stops, True)
+            self._prompt.view(-1).index_fill_(0, prompt, True)
+            self._counts.view(-1).index_copy_(0, said, counts)
 
-    def _write(self, taker: Taker) -> None:
-        """What comes between its logits and its draw."""
-        seat, sampling = taker.seat, taker.sampling
-        if sampling.logit_bias:
-            ids = sent(list(sampling.logit_bias), self._device)
-            self._bias[seat].index_copy_(0, ids, sent([float(x) for x in sampling.logit_bias.values()], self._device))
-        if sampling.min_tokens > 0:
-            self._mark(self._stops[seat], taker.stop_ids)
-        if sampling.repetition_penalty != 1:
-            self._mark(self._prompt[seat], taker.prompt)
-        if taker.outputs:
-            ids_said, counts = np.unique(np.array(taker.outputs, np.int64), return_counts=True)
-            self._counts[seat].index_copy_(0, sent(ids_said, self._device), sent(counts.astype(np.int32), self._device))
+    def _marks(self, taker: Taker) -> tuple[np.ndarray, ...]:
+        """What comes between its logits and its draw: where its biases are in the flat tables and what they are, its bans, the ids of
+        its prompt, the ids it has said and how often."""
+        sampling = taker.sampling
+        said, counts = np.unique(np.array(taker.outputs, np.int64), return_counts=True)
+        return (
+            self._places(taker, np.array(list(sampling.logit_bias), np.int64)),
+            np.array(list(sampling.logit_bias.values()), np.float32),
+            self._places(taker, self._known(taker.stop_ids if sampling.min_tokens > 0 else ())),
+            self._places(taker, self._known(taker.prompt if sampling.repetition_penalty != 1 else ())),
+            self._places(taker, said),
+            counts.astype(np.int32),
+        )
+
+    def _places(self, taker: Taker, ids: np.ndarray) -> np.ndarray:
+        return taker.seat * self._vocabulary + ids
+
+    def _known(self, ids: Iterable[int]) -> np.ndarray:
+        return np.array([token for token in set(ids) if 0 <= token < self._vocabulary], np.int64)
 
     def constrain(self, logits: Tensor, seat: Tensor, step: Tensor) -> Tensor:
         """logits float32 [B, V] -> the same with bias, bans and penalties of each row's seat, int64 [B]; step int64 [B]: ids said.
@@ -150,11 +161,6 @@ class Seats:
         # A sum, because the spare seat may occur several times.
         one = torch.ones_like(ids, dtype=torch.int32)
         self._counts.view(-1).index_add_(0, seat * self._vocabulary + ids, one)
-
-    def _mark(self, row: Tensor, ids: Iterable[int]) -> None:
-        known = sorted({token for token in ids if 0 <= token < self._vocabulary})
-        if known:
-            row.index_fill_(0, sent(known, self._device), True)
 
 
 def constrained(sampling: Sampling) -> bool:

@@ -32,6 +32,10 @@ from aura_omni.flow import Sampling
 PREFILL_SIZES = (16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 PREFILL_CHUNKS = 16
 
+# Longer ones, too, where nothing else computes on the device: launching layer by layer takes the host as long as the GPU then.
+LONG_PREFILL_SIZES = (640, 768, 896, 1_024, 1_280, 1_536, 1_792, 2_048)
+LONG_PREFILL_CHUNKS = 32
+
 # Those that up to so many rows of decoding go along with: fewer sizes, as it spares a step of milliseconds whatever is padded, and
 # all rows together fill the tiles of a product.
 JOINED_ROWS = 8
@@ -40,10 +44,14 @@ JOINED_SIZES = tuple(size - JOINED_ROWS for size in (64, 128, 256, 512))
 NO_ID = -1  # instead of an id, where the logits are not finite
 
 
-def graph_bytes(hidden: int, adds: int, dtype: torch.dtype) -> int:
+def prefill_sizes(*, long: bool) -> tuple[int, ...]:
+    return (*PREFILL_SIZES, *LONG_PREFILL_SIZES) if long else PREFILL_SIZES
+
+
+def graph_bytes(hidden: int, adds: int, dtype: torch.dtype, *, long: bool = False) -> int:
     """What graphs of prefills hold on to: rows that go in, adds to them, and rows that come out, for each size."""
     joined = sum(size * (2 + adds) + JOINED_ROWS for size in JOINED_SIZES)
-    return (sum(PREFILL_SIZES) * (2 + adds) + joined) * hidden * dtype.itemsize
+    return (sum(prefill_sizes(long=long)) * (2 + adds) + joined) * hidden * dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +83,7 @@ class Steps:
         max_model_len: int,
         graphs: bool,
         usual: tuple[Sampling, Sampling],
+        alone: bool = False,
     ) -> None:
         """As `runner.ArRunner`."""
         self._model, config = model, model.decoder_config
@@ -115,8 +124,9 @@ class Steps:
         self._prefill_graph: Graphed | None = None
         self._joined_graph: Graphed | None = None
         self._joined_rows = min(JOINED_ROWS, max_num_seqs)
+        self._chunks = LONG_PREFILL_CHUNKS if alone else PREFILL_CHUNKS
         if graphs:
-            self._capture(max_num_seqs)
+            self._capture(max_num_seqs, prefill_sizes(long=alone))
             model.prepare_graphs()
 
     def decode(self, batch: Batch, *, ahead: bool = False) -> Tensor:
@@ -145,7 +155,7 @@ class Steps:
             self._joined_graph is not None
             and 0 < len(single.sequences) <= self._joined_rows
             and 0 < prompts.rows <= JOINED_SIZES[-1]
-            and len(prompts.sequences) <= PREFILL_CHUNKS
+            and len(prompts.sequences) <= self._chunks
         )
 
     def joined(self, single: Batch, prompts: Batch) -> Tensor:
@@ -176,13 +186,13 @@ class Steps:
     def _hidden(self, batch: Batch, rows: Rows) -> Tensor:
         """The rows [N, H] through the decoder, final-normed; a graph may leave some that are nobody's behind them."""
         graph = self._prefill_graph
-        if graph is None or batch.rows > PREFILL_SIZES[-1] or len(batch.sequences) > PREFILL_CHUNKS:
+        if graph is None or batch.rows > graph.most or len(batch.sequences) > self._chunks:
             return self._model.decoder(rows.x, rows.positions, self._kv.step(batch), rows.adds, rows.add_rows)
         return graph(*self._of_chunks(batch, rows, graph))
 
     def _of_chunks(self, batch: Batch, rows: Rows, graph: Graphed) -> tuple[Tensor, ...]:
         """What a graph of prefills gets."""
-        slot, chunks = self._kv.chunk_numbers(batch, rows=graph.size(batch.rows), chunks=PREFILL_CHUNKS)
+        slot, chunks = self._kv.chunk_numbers(batch, rows=graph.size(batch.rows), chunks=self._chunks)
         positions = rows.positions[:, None] if rows.positions.dim() == 1 else rows.positions.T
         adds = () if not self._model.adds else (_adds_of_all(rows, self._model.adds),)
         return rows.x, positions, self._staged(slot[:, None]), *adds, self._staged(chunks)
@@ -242,25 +252,25 @@ class Steps:
         """For a graph, which copies it to the device itself."""
         return staged([values], self._model.device)
 
-    def _capture(self, max_num_seqs: int) -> None:
-        """Make graphs of short prefills, and of the two functions that end in a draw, as they are usually needed."""
-        pool, sizes = GraphPool(), sizes_up_to(max_num_seqs)
+    def _capture(self, max_num_seqs: int, sizes: Seq[int]) -> None:
+        """Make graphs of prefills of these sizes, and of the two functions that end in a draw, as they are usually needed."""
+        pool, steps = GraphPool(), sizes_up_to(max_num_seqs)
         nobody = self._sent(self._numbers.nobody())
         hidden = self._seats.rows[self._seats.spare :]
-        self._decode_graph = Graphed(self._decoded, rows=(nobody,), sizes=sizes, pool=pool)
-        self._draw_graph = Graphed(self._drawn, rows=(hidden, nobody[:, : self._numbers.width]), sizes=sizes, pool=pool)
+        self._decode_graph = Graphed(self._decoded, rows=(nobody,), sizes=steps, pool=pool)
+        self._draw_graph = Graphed(self._drawn, rows=(hidden, nobody[:, : self._numbers.width]), sizes=steps, pool=pool)
         for graphed in (self._decode_graph, self._draw_graph):
             graphed.prepare(how=self._usual)
         integer = torch.zeros(1, 1, dtype=torch.int64, device=self._model.device)
         positions = integer.expand(1, 1 if self._model.decoder_config.mrope_section is None else 3)
         slot = integer + self._kv.spare_page * self._kv.page_size
         # Chunks of no rows, whose pages therefore do not matter.
-        chunks = torch.zeros(PREFILL_CHUNKS, 3 + nobody.shape[1], dtype=torch.int32, device=self._model.device)
+        chunks = torch.zeros(self._chunks, 3 + nobody.shape[1], dtype=torch.int32, device=self._model.device)
         rows: tuple[Tensor, ...] = (hidden, positions, slot)
         if self._model.adds:
             # Rows without adds get zeros, which costs less than as many graphs again.
             rows = (*rows, hidden.new_zeros(1, self._model.adds * hidden.shape[1]))
-        self._prefill_graph = Graphed(self._computed, rows=rows, fixed=(chunks,), sizes=PREFILL_SIZES, pool=pool)
+        self._prefill_graph = Graphed(self._computed, rows=rows, fixed=(chunks,), sizes=sizes, pool=pool)
         single = nobody.repeat(self._joined_rows, 1)
         self._joined_graph = Graphed(self._both, rows=rows, fixed=(chunks, single), sizes=JOINED_SIZES, pool=pool)
         for graphed in (self._prefill_graph, self._joined_graph):

@@ -68,10 +68,10 @@ class _Submitted:
 @dataclass(frozen=True, slots=True)
 class _Turn:
     number: int
-    outbox: Outbox
+    of: PipelineProcess
 
     def cancel(self) -> None:
-        self.outbox.put(Cancel(self.number))
+        self.of.cancel(self.number)
 
 
 class PipelineProcess:
@@ -185,7 +185,12 @@ class PipelineProcess:
             submitted.taken.result()
         finally:
             del submitted  # a refusal knows this frame: it would keep itself, and the request's media, until some day they are looked for
-        return _Turn(number, self._outbox)
+        return _Turn(number, self)
+
+    def cancel(self, number: int) -> None:
+        """End a turn, from any thread; nothing is said of one that has ended."""
+        if number in self._turns:
+            self._outbox.put(Cancel(number))
 
     def close(self) -> None:
         """End every turn as unavailable, then the process. Idempotent."""

@@ -103,7 +103,8 @@ class Outbox:
         """From any thread. What cannot be sent any more is dropped: whoever receives over the link finds out."""
         with self._there:
             self._waiting.append(message)
-            self._there.notify()
+            if len(self._waiting) == 1:  # else it knows already
+                self._there.notify()
 
     def close(self) -> None:
         """Send what waits, then close the link."""

@@ -102,12 +102,13 @@ def mono_pieces(data: bytes | BinaryIO, *, param: str | None = None) -> Iterator
 def audio_of(samples: np.ndarray, rate: int, *, param: str | None = None) -> Audio:
     """Audio from float32 [n] mono samples, n > 0: checked to be finite, kept in [-1, 1], with its key."""
     check_finite(samples, param=param)
-    peak = float(np.abs(samples).max())
+    peak = float(max(samples.max(), -samples.min()))
     if peak > 1.0:  # float files and lossy decoders overshoot; scaling keeps the shape, clipping would distort it
         samples = samples / np.float32(peak)
     samples = np.ascontiguousarray(samples, dtype=np.float32)
-    key = hashlib.blake2b(samples, digest_size=16, salt=rate.to_bytes(8, "little"))
-    return Audio(samples=samples, rate=rate, key=key.digest())
+    key = hashlib.sha256(rate.to_bytes(8, "little"))  # which processors have instructions for
+    key.update(samples)
+    return Audio(samples=samples, rate=rate, key=key.digest()[:16])
 
 
 def check_finite(samples: np.ndarray, *, param: str | None = None) -> None:

@@ -51,17 +51,18 @@ class Recording:
         Raises BadMedia as media.audio.decode_audio does, when it is met, and for a recording longer than max_s.
         """
         found = False
-        for samples, begin, rate in self._stretches(file, max_s, param):
-            segment = _segment(samples, begin, rate, param)
+        for stretch in self._stretches(file, max_s, param):
+            segment = _segment(stretch, param)
             if segment is not None:
                 found = True
                 yield segment
         if not found:
-            yield Segment(audio_of(samples, rate, param=param), 0.0, self.duration_s)
+            yield Segment(audio_of(stretch.samples, stretch.rate, param=param), 0.0, self.duration_s)
 
-    def _stretches(self, file: BinaryIO, max_s: float, param: str | None) -> Iterator[tuple[np.ndarray, int, int]]:
-        """All samples in order, cut where it is quiet: float32 [n], the index of the first in the recording, the rate."""
+    def _stretches(self, file: BinaryIO, max_s: float, param: str | None) -> Iterator[_Stretch]:
+        """All samples in order, cut where it is quiet."""
         rest, begin = np.zeros(0, np.float32), 0  # what is not cut off yet, and where it begins
+        loud = np.zeros(0)  # of the slots of the rest that have been measured
         pieces: list[np.ndarray] = []
         waiting = count = rate = 0
         for piece, rate in mono_pieces(file, param=param):
@@ -78,54 +79,73 @@ class Recording:
             if len(rest) + waiting < LONGEST_S * rate:
                 continue
             rest, pieces, waiting = np.concatenate([rest, *pieces]), [], 0
+            loud = _measured(loud, rest, rate)
             while len(rest) >= LONGEST_S * rate:
-                cut = _cut(rest, rate, whole=False)
-                yield rest[:cut], begin, rate
-                rest, begin = rest[cut:].copy(), begin + cut
+                slots = _cut(loud, len(rest), rate, whole=False)
+                cut = slots * slot_samples(rate)
+                yield _Stretch(rest[:cut], loud[:slots], begin, rate)
+                rest, loud, begin = rest[cut:], loud[slots:], begin + cut
+            rest = rest.copy()  # without what has been cut off
         rest = np.concatenate([rest, *pieces])
+        loud = _measured(loud, rest, rate)
         while len(rest):
-            cut = _cut(rest, rate, whole=True)
-            yield rest[:cut], begin, rate
-            rest, begin = rest[cut:], begin + cut
+            slots = _cut(loud, len(rest), rate, whole=True)
+            cut = slots * slot_samples(rate) if slots < len(loud) else len(rest)
+            yield _Stretch(rest[:cut], loud[:slots], begin, rate)
+            rest, loud, begin = rest[cut:], loud[slots:], begin + cut
 
 
-def _segment(samples: np.ndarray, begin: int, rate: int, param: str | None) -> Segment | None:
-    """The segment of samples that begin at `begin` of the recording; None if there is no sound in them."""
-    audio = audio_of(samples, rate, param=param)
-    loud = levels(audio.samples, rate)
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """samples float32 [n] from index `begin` of the recording on; loud: `levels` of them."""
+
+    samples: np.ndarray
+    loud: np.ndarray
+    begin: int
+    rate: int
+
+
+def _measured(loud: np.ndarray, samples: np.ndarray, rate: int) -> np.ndarray:
+    """`levels` of samples, of whose first slots they are known: every slot is measured once."""
+    return np.concatenate([loud, levels(samples[len(loud) * slot_samples(rate) :], rate)])
+
+
+def _segment(stretch: _Stretch, param: str | None) -> Segment | None:
+    """The segment that a stretch is; None if there is no sound in it."""
+    samples, loud, rate = stretch.samples, stretch.loud, stretch.rate
+    begin_s, end_s = stretch.begin / rate, (stretch.begin + len(samples)) / rate
     if not len(loud):  # too short to tell
-        return Segment(audio, begin / rate, (begin + len(samples)) / rate)
+        return Segment(audio_of(samples, rate, param=param), begin_s, end_s)
     sounding = np.flatnonzero(loud > max(_quiet_level(loud), SILENCE_RMS))
     if not len(sounding):
         return None
     slot_s = slot_samples(rate) / rate
     first_s, last_s = sounding[0] * slot_s, (sounding[-1] + 1) * slot_s
     start = round((first_s - _KEPT_S) * rate) if first_s > _TRIMMED_S else 0
-    stop = round((last_s + _KEPT_S) * rate) if audio.duration_s - last_s > _TRIMMED_S else len(samples)
-    if (start, stop) != (0, len(samples)):
-        audio = audio_of(samples[start:stop], rate, param=param)
-    return Segment(audio, begin / rate + first_s, begin / rate + last_s)
+    stop = round((last_s + _KEPT_S) * rate) if len(samples) / rate - last_s > _TRIMMED_S else len(samples)
+    return Segment(audio_of(samples[start:stop], rate, param=param), begin_s + first_s, begin_s + last_s)
 
 
-def _cut(samples: np.ndarray, rate: int, *, whole: bool) -> int:
-    """Where the next segment of samples ends. whole: nothing follows them."""
-    longest = round(LONGEST_S * rate)
-    window = samples[:longest]
-    loud = levels(window, rate)
+def _cut(loud: np.ndarray, samples: int, rate: int, *, whole: bool) -> int:
+    """How many slots the next segment of so many samples has; all of them: it goes to their end. whole: nothing follows.
+
+    loud: levels of their slots.
+    """
+    slot, longest = slot_samples(rate), round(LONGEST_S * rate)
+    ends_here = whole and samples <= longest
+    loud = loud[: longest // slot]
     if not len(loud):
-        return len(samples)
-    slot = slot_samples(rate)
-    ends_here = whole and len(samples) <= longest
+        return 0
     # So that nothing shorter than LEAST_S is left over
     limit = len(loud) - (round(LEAST_S / SLOT_S) if ends_here else 0)
     pause = _first_pause(loud < max(_quiet_level(loud), SILENCE_RMS), round(LEAST_S / SLOT_S), limit)
     if pause is not None:
-        return pause * slot
+        return pause
     if ends_here:
-        return len(samples)
+        return len(loud)
     half, lull = len(loud) // 2, round(_LULL_S / SLOT_S)
     sums = np.convolve(loud[half:], np.ones(lull), "valid")
-    return (half + int(sums.argmin()) + lull // 2) * slot
+    return half + int(sums.argmin()) + lull // 2
 
 
 def _first_pause(quiet: np.ndarray, start: int, limit: int) -> int | None:

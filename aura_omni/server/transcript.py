@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
+from itertools import islice
 from typing import BinaryIO
 
 from aura_omni.errors import AuraError, Overloaded
@@ -42,12 +43,11 @@ class Transcribed:
         try:
             more = True
             while more or waiting:
-                while more and len(waiting) < SEGMENTS_AT_ONCE:
-                    segment = await self._next(segments)
-                    if segment is None:
-                        more = False
-                    else:
-                        waiting.append((segment, asyncio.create_task(self._hear(segment.audio))))
+                while more and (room := SEGMENTS_AT_ONCE - len(waiting)):
+                    most = min(room, 2)  # so that a recording of one segment is read to its end at once
+                    read = await self._next(segments, most)
+                    waiting.extend((segment, asyncio.create_task(self._hear(segment.audio))) for segment in read)
+                    more = len(read) == most
                 if not waiting:
                     break
                 segment, task = waiting.popleft()
@@ -65,9 +65,10 @@ class Transcribed:
                 task.cancel()
             await asyncio.gather(*(task for _, task in waiting), return_exceptions=True)
 
-    async def _next(self, segments: Iterator[Segment]) -> Segment | None:
+    async def _next(self, segments: Iterator[Segment], most: int) -> list[Segment]:
+        """Fewer than `most`: these are the last."""
         loop = asyncio.get_running_loop()
-        reading = loop.run_in_executor(self._media.decoders, lambda: next(segments, None))
+        reading = loop.run_in_executor(self._media.decoders, lambda: list(islice(segments, most)))
         try:
             return await asyncio.shield(reading)
         except asyncio.CancelledError:

@@ -6,6 +6,7 @@ Knows the pipeline by two small protocols. Knows neither JSON nor audio formats.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
@@ -72,16 +73,8 @@ async def opened(pipeline: Pipeline, request: TurnRequest) -> AsyncIterator[Asyn
 
     When the time of the request is over the last event is an Ended with TimedOut.
     """
-    loop = asyncio.get_running_loop()
-    # Without a limit of its own: the token and frame budgets of the turn bound what it can hold.
-    events: asyncio.Queue[Event] = asyncio.Queue()
-    listening = True
-
-    def sink(event: Event) -> None:
-        if listening:
-            loop.call_soon_threadsafe(events.put_nowait, event)
-
-    submission = asyncio.ensure_future(asyncio.to_thread(pipeline.submit, request, sink))
+    events = _Events()
+    submission = asyncio.ensure_future(asyncio.to_thread(pipeline.submit, request, events.put))
     try:
         try:
             turn = await asyncio.shield(submission)
@@ -91,28 +84,55 @@ async def opened(pipeline: Pipeline, request: TurnRequest) -> AsyncIterator[Asyn
         finally:
             del submission  # a refusal knows this frame: it would keep itself, and the request's media
         try:
-            yield _until_ended(events, deadline())
+            yield events.until_ended(deadline())
         finally:
             turn.cancel()
     finally:
-        listening = False
+        events.listening = False
+
+
+class _Events:
+    """Events on their way to the event loop, which those that come together wake once.
+
+    Without a limit of its own: the token and frame budgets of the turn bound what it can hold.
+    """
+
+    def __init__(self) -> None:
+        self.listening = True
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[Event] = deque()
+        self._there = asyncio.Event()
+        self._told = False  # that something waits
+
+    def put(self, event: Event) -> None:
+        """From any thread."""
+        if not self.listening:
+            return
+        self._waiting.append(event)
+        if not self._told:
+            self._told = True
+            self._loop.call_soon_threadsafe(self._there.set)
+
+    async def until_ended(self, limit: Deadline) -> AsyncIterator[Event]:
+        while True:
+            self._there.clear()
+            self._told = False  # first, so that whatever is not seen below tells again
+            while self._waiting:
+                event = self._waiting.popleft()
+                yield event
+                if isinstance(event, Ended):
+                    return
+            try:
+                async with asyncio.timeout_at(limit.at_s):
+                    await self._there.wait()
+            except TimeoutError:
+                yield Ended("error", error=limit.passed())
+                return
 
 
 def _cancel_late(submission: asyncio.Future[Turn]) -> None:
     if not submission.cancelled() and submission.exception() is None:
         submission.result().cancel()
-
-
-async def _until_ended(events: asyncio.Queue[Event], limit: Deadline) -> AsyncIterator[Event]:
-    while True:
-        try:
-            async with asyncio.timeout_at(limit.at_s):
-                event = await events.get()
-        except TimeoutError:
-            event = Ended("error", error=limit.passed())
-        yield event
-        if isinstance(event, Ended):
-            return
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:

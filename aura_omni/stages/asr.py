@@ -154,7 +154,8 @@ class AsrStage(StageModel):
         forced = None if language is None else language_name(language)
         self.tokenizer.refuse_endless([context], limit=self.max_model_len, way_out="Send less context.")
         samples = at_speech_rate(audio)
-        samples = np.pad(samples, (0, max(0, MIN_SAMPLES - len(samples))))
+        if len(samples) < MIN_SAMPLES:
+            samples = np.pad(samples, (0, MIN_SAMPLES - len(samples)))
         head = self._head(context)
         span = MediaSpan(len(head), self.network.config.encoder.tokens(len(samples)), media_key(audio, "asr"))
         tokens = [*head, *[self._pad] * span.length, *self._after]

@@ -25,7 +25,7 @@ def at_speech_rate(audio: Audio) -> np.ndarray:
         length = -(-len(samples) * SPEECH_RATE // audio.rate)
         samples = soxr.resample(samples, audio.rate, SPEECH_RATE, quality="HQ")[:length]
         samples = np.pad(samples, (0, length - len(samples)))
-    peak = float(np.abs(samples).max())
+    peak = float(max(samples.max(), -samples.min()))
     return samples / np.float32(peak) if peak > 1.0 else samples
 
 

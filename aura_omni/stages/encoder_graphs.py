@@ -28,7 +28,8 @@ from aura_omni.models.vision_input import RESIZED_AT_ONCE, Framing
 GROUPS = (1, 2, 4, 8)  # pairs of frames of one call
 MOST_PATCHES = 8_192  # of one call: beyond, launching takes less time than computing
 MOST_GRIDS = 4  # framings that get graphs; each holds its inputs and outputs, 130 MB for 640x360 at true size
-WINDOWS = (1, 2, 4, 8)  # of 8 s
+WINDOWS = (1, 2, 4, 8)  # of 8 s, of one call
+MOST_WHOLE = 4  # of a clip that is one graph from its samples on
 
 
 def features_of(tower: VisionTower, frames: Tensor, framing: Framing) -> Tensor:
@@ -98,8 +99,9 @@ def _groups_of(framing: Framing) -> tuple[int, ...]:
 
 
 class HearingGraphs:
-    """`Qwen3Asr.encode`. Clips of one window, up to 8 s, are heard from their samples on in one graph; the windows of longer ones
-    go through another; clips of less than a chunk, which are not filled up, are computed as written."""
+    """`Qwen3Asr.encode`. Clips of up to four windows, 32 s, which is what recordings are cut into, are heard from their samples on in
+    one graph, with those of as many; the windows of longer ones go through another; clips of less than a chunk, which are not filled
+    up, are computed as written."""
 
     @staticmethod
     def bytes(config: EncoderConfig, dtype: torch.dtype) -> int:
@@ -115,15 +117,20 @@ class HearingGraphs:
         images = torch.zeros(1, chunks, config.mel_bins, config.chunk_frames, device=weight.device)
         inside = torch.ones(1, config.window_tokens, dtype=torch.bool, device=weight.device)
         self._graph = Graphed(encoder.windows, rows=(images, inside), sizes=WINDOWS, pool=pool)
-        wave = torch.zeros(1, HOP_SAMPLES * (config.window_frames + 1), device=weight.device)
-        length = torch.full((1, 1), wave.shape[1], device=weight.device)
-        self._short = Graphed(
-            lambda waves, lengths: encoder.heard(waves, lengths[:, 0]), rows=(wave, length), sizes=WINDOWS, pool=pool
-        )
+        self._whole: dict[int, Graphed] = {}  # by windows of a clip
+        for windows in range(1, MOST_WHOLE + 1):
+            wave = torch.zeros(1, HOP_SAMPLES * (windows * config.window_frames + 1), device=weight.device)
+            length = torch.full((1, 1), wave.shape[1], device=weight.device)
+            self._whole[windows] = Graphed(
+                lambda waves, lengths: encoder.heard(waves, lengths[:, 0]),
+                rows=(wave, length),
+                sizes=[clips for clips in WINDOWS if clips * windows <= WINDOWS[-1]],
+                pool=pool,
+            )
 
     def prepare(self) -> None:
-        self._graph.prepare()
-        self._short.prepare()
+        for graph in (self._graph, *self._whole.values()):
+            graph.prepare()
 
     def encode(self, clips: Sequence[np.ndarray]) -> list[Tensor]:
         """clips: float32 [n_i] at 16 kHz on the host, n_i >= 400. Those of as many windows are encoded together."""
@@ -145,8 +152,8 @@ class HearingGraphs:
         frames = (samples // HOP_SAMPLES).tolist()
         tokens = [config.tokens_of(count) for count in frames]
         waves, lengths = sent_padded(clips, device), sent(samples, device)
-        if windows == 1:
-            out = _in_calls(self._short, waves, lengths[:, None])
+        if windows in self._whole:
+            out = _in_calls(self._whole[windows], waves, lengths[:, None])
         else:
             mels = self._encoder.log_mels(waves, lengths)
             if not windows:
@@ -161,10 +168,10 @@ class HearingGraphs:
 
 
 def _in_calls(graph: Graphed, *tensors: Tensor) -> Tensor:
-    """A batch of any size, in calls of as many windows as there are graphs for.
+    """A batch of any size, in calls of as many rows as there are graphs for.
 
     A copy, because features wait for their rows and the next call overwrites the original.
     """
-    parts = zip(*(tensor.split(WINDOWS[-1]) for tensor in tensors), strict=True)
+    parts = zip(*(tensor.split(graph.most) for tensor in tensors), strict=True)
     done = [graph(*part)[: len(part[0])].clone() for part in parts]
     return done[0] if len(done) == 1 else torch.cat(done)

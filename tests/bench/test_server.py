@@ -29,3 +29,13 @@ def test_every_answer_has_the_lengths_that_the_server_was_started_with(tmp_path)
     # The log says of every clip, with those to warm up, that its budget of 24 tokens ended it.
     assert (tmp_path / "serve.log").read_text().count("max_tokens 24 of ASR cut a transcript") == 1 + 2 + 2 * (1 + 4)
     assert json.loads((tmp_path / "summary.json").read_text())["failed"] == []
+
+
+def test_a_server_that_only_transcribes_hears_two_minutes_as_sixteen_segments(tmp_path):
+    command = [sys.executable, "benchmarks/server.py", "--tiny", "--asr-alone", "--out", str(tmp_path), "--each", "1"]
+    done = subprocess.run([*command, "--loads", "recording"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (run,) = json.loads((tmp_path / "recording.json").read_text())["runs"]
+    assert (run["requests"], run["errors"]) == (1, 0)
+    assert set(run["stages"]) == {"asr"}
+    assert (tmp_path / "serve.log").read_text().count("max_tokens 24 of ASR cut a transcript") == 2 * 16

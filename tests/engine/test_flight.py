@@ -146,6 +146,31 @@ def test_who_comes_into_a_free_seat_is_computed_right_behind_the_step_under_way(
     assert second.heard == want
 
 
+def test_who_decodes_goes_on_behind_prompts_that_are_under_way_where_nothing_else_computes(lane: SlowLane) -> None:
+    stage = TinyStage()
+    runner = make_runner(stage, lane=lane, alone=True, max_num_seqs=3)
+    first, second, *more = (Request(prompt(9, seed=seed), replace(GREEDY, max_tokens=6 + seed)) for seed in range(9))
+    want = [expected(request)[: request.sequence.sampling.max_tokens] for request in (first, second, *more)]
+    runner.add(first.sequence)
+    while len(first.heard) < 2:
+        runner.step()
+        lane.arrive(1)
+    runner.add(second.sequence)
+    while stage.batches[-1].sequences != (second.sequence,):
+        runner.step()
+        assert not second.heard
+        lane.arrive(1)
+    runner.step()
+    assert [flight.batch.sequences for flight in runner._flights] == [(second.sequence,), (first.sequence,)]
+    for request in more:
+        runner.add(request.sequence)
+    while runner.busy:
+        lane.arrive(1)
+        runner.step()
+        runner.check_integrity()
+    assert [request.heard for request in (first, second, *more)] == want
+
+
 def test_behind_a_step_under_way_nobody_gives_way_to_who_comes(lane: SlowLane) -> None:
     runner = make_runner(TinyStage(), lane=lane, pages=4, max_num_seqs=2)
     first, second = Request(prompt(9)), Request(prompt(9, seed=1), priority=-1)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from aura_omni.engine.graphs import sizes_up_to
 from aura_omni.engine.sequence import Batch, MediaSpan
-from aura_omni.engine.steps import JOINED_ROWS, JOINED_SIZES, PREFILL_SIZES, Steps, graph_bytes
+from aura_omni.engine.steps import JOINED_ROWS, JOINED_SIZES, PREFILL_SIZES, Steps, graph_bytes, prefill_sizes
 from aura_omni.errors import EngineError
 from tests.replayed import without_cuda
 
@@ -27,20 +27,24 @@ def test_sizes_are_few_and_waste_at_most_half() -> None:
         assert all(size <= 2 * (before + 1) for before, size in pairwise(sizes))
 
 
-@pytest.mark.parametrize("mrope", [False, True])
-@pytest.mark.parametrize("batched", [24, 600])
-def test_padded_steps_equal_steps_as_they_are(batched: int, mrope: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("batched", "mrope", "alone"),
+    [(24, False, False), (600, True, False), (24, True, False), (600, False, False), (600, False, True)],
+)
+def test_padded_steps_equal_steps_as_they_are(
+    batched: int, mrope: bool, alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also those of prompts, but for one that is longer than the largest graph."""
     options = {"max_num_seqs": 5, "pages": 220, "max_num_batched_tokens": batched, "max_model_len": 600}
     plain, padded = ([Request(prompt(550)), *requests_of(10)] for _ in range(2))
     run(make_runner(TinyStage(mrope=mrope), **options), *plain)
     recorded = without_cuda(monkeypatch)
     stage = TinyStage(mrope=mrope)
-    runner = make_runner(stage, graphs=True, usual=(SAMPLINGS[1], GREEDY), **options)
+    runner = make_runner(stage, graphs=True, usual=(SAMPLINGS[1], GREEDY), alone=alone, **options)
     usual = sorted(recorded)
     joined = tuple(5 + size for size in JOINED_SIZES)  # five may decode
     # Decode, draw, short prefills, and those with rows of decoding, before any request.
-    assert usual == sorted(2 * sizes_up_to(5) + PREFILL_SIZES + joined)
+    assert usual == sorted(2 * sizes_up_to(5) + prefill_sizes(long=alone) + joined)
     runner.add(padded[0].sequence)
     runner.step()  # a prompt that is alone is read in the longest steps
     run(runner, *padded[1:])
@@ -59,15 +63,16 @@ def test_requests_that_sample_as_usual_or_less_need_no_graph_of_their_own(monkey
     assert len(recorded) == before + 2
 
 
-def test_what_graphs_of_prefills_hold_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("alone", [False, True])
+def test_what_graphs_of_prefills_hold_is_counted(alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     without_cuda(monkeypatch)
     stage = TinyStage()
-    steps = make_runner(stage, graphs=True, max_num_seqs=JOINED_ROWS)._compute
+    steps = make_runner(stage, graphs=True, max_num_seqs=JOINED_ROWS, alone=alone)._compute
     held = 0
     for graphed in (steps._prefill_graph, steps._joined_graph):
         assert graphed is not None
         held += sum((capture.inputs[0].nbytes + capture.output.nbytes) for capture in graphed._captures.values())
-    assert held == graph_bytes(stage.decoder_config.hidden, stage.adds, stage.dtype)
+    assert held == graph_bytes(stage.decoder_config.hidden, stage.adds, stage.dtype, long=alone)
 
 
 @pytest.mark.parametrize("mrope", [False, True])

@@ -594,6 +594,23 @@ def test_a_long_prompt_that_is_alone_is_read_in_steps_that_end_soon(monkeypatch:
     assert make_runner(stage, max_num_seqs=24)._scheduler.max_num_batched_tokens == 24, "a row of every sequence"
 
 
+def test_a_runner_that_is_alone_reads_as_many_rows_beside_decoding_as_without() -> None:
+    options = {"max_num_batched_tokens": 1000, "max_model_len": 1000, "pages": 500}
+    rows = {}
+    for alone in (False, True):
+        stage = TinyStage()
+        requests = [Request(prompt(5)), *(Request(prompt(300, seed=seed)) for seed in range(1, 4))]
+        runner = make_runner(stage, alone=alone, **options)
+        runner.add(requests[0].sequence)
+        runner.step()
+        for request in requests[1:]:
+            runner.add(request.sequence)
+        run(runner)
+        rows[alone] = max(batch.rows for batch in stage.batches)
+        assert [len(request.heard) for request in requests] == [GREEDY.max_tokens] * 4
+    assert rows == {False: SHARED_ROWS["cpu"], True: 900}
+
+
 def test_while_a_more_urgent_runner_has_work_prompts_are_read_in_short_steps() -> None:
     stage, speaks = TinyStage(), make_runner(TinyStage(seed=1))
     options = {"max_num_batched_tokens": 1000, "max_model_len": 1000, "pages": 250}

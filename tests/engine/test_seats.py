@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from aura_omni.engine.sampler import Draw, Filters
 from aura_omni.engine.seats import Seats, Taker, constrained
@@ -216,3 +217,26 @@ def test_bias_and_bans_equal_transformers() -> None:
     expected = MinNewTokensLengthLogitsProcessor(2, 3, [11, 12], device="cpu")(ids, expected)
     row = Row(Sampling(logit_bias={4: 2.5, 9: -1.5}, min_tokens=3), [5, 6], [7, 8], stop_ids=(11, 12))
     torch.testing.assert_close(constrain(logits, [row]), expected)
+
+
+class _Counted(TorchDispatchMode):
+    """Counts operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_eight_are_seated_by_as_many_operations_as_one() -> None:
+    sampling = Sampling(logit_bias={3: 1.0}, min_tokens=2, repetition_penalty=1.1)
+    rows = [Row(sampling, prompt=[seat], outputs=[5, 5], stop_ids=[1, 2]) for seat in range(8)]
+    counts = []
+    for some in (1, 8):
+        with _Counted() as counted:
+            seats_of(12, seats=8).fill([row.taking(seat) for seat, row in enumerate(rows[:some])])
+        counts.append(counted.count)
+    assert counts[0] == counts[1]

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from aura_omni.errors import BadMedia
+from aura_omni.media import recording
 from aura_omni.media.audio import decode_audio
+from aura_omni.media.level import SLOT_S, levels, slot_samples
 from aura_omni.media.recording import LEAST_S, LONGEST_S, Recording, Segment
 from tests.family import DATA
 
@@ -66,12 +68,12 @@ def test_nothing_shorter_than_five_seconds_is_left_over() -> None:
 
 def test_a_recording_that_is_short_stays_as_it_is() -> None:
     data = (DATA / "human_a.wav").read_bytes()
-    recording = Recording()
-    (segment,) = recording.segments(io.BytesIO(data), max_s=60)
+    reading = Recording()
+    (segment,) = reading.segments(io.BytesIO(data), max_s=60)
     whole = decode_audio(data, max_s=60)
     np.testing.assert_array_equal(segment.audio.samples, whole.samples)
     assert segment.audio.key == whole.key
-    assert recording.duration_s == whole.duration_s
+    assert reading.duration_s == whole.duration_s
     assert 0.4 < segment.start_s < 0.7
     assert segment.end_s <= whole.duration_s
 
@@ -121,13 +123,26 @@ def test_an_hour_needs_the_memory_of_a_few_segments() -> None:
     minute = np.concatenate([sound(7), silence(0.5)] * 8)
     file = file_of(*[minute] * 60)
     tracemalloc.start()
-    recording = Recording()
-    count = sum(1 for _ in recording.segments(file, max_s=10_000))
+    reading = Recording()
+    count = sum(1 for _ in reading.segments(file, max_s=10_000))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert recording.duration_s == pytest.approx(3_600)
+    assert reading.duration_s == pytest.approx(3_600)
     assert count == 480
     assert peak < 20 * LONGEST_S * RATE * 4
+
+
+def test_no_sample_is_measured_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = 0
+
+    def counted(samples: np.ndarray, rate: int) -> np.ndarray:
+        nonlocal measured
+        measured += len(samples) // slot_samples(rate)
+        return levels(samples, rate)
+
+    monkeypatch.setattr(recording, "levels", counted)
+    assert len(cut(*[sound(7), silence(0.5)] * 20)) == 20
+    assert measured == 150 / SLOT_S
 
 
 def test_what_is_too_long_is_refused_when_the_limit_is_met() -> None:

@@ -12,7 +12,15 @@ from aura_omni.engine import graphs
 from aura_omni.models.qwen3_asr import Qwen3Asr
 from aura_omni.models.qwen3_vl import TABLES_KEPT, VisionTower
 from aura_omni.models.vision_input import Framing, PixelRules
-from aura_omni.stages.encoder_graphs import GROUPS, MOST_GRIDS, WINDOWS, HearingGraphs, TowerGraphs, features_of
+from aura_omni.stages.encoder_graphs import (
+    GROUPS,
+    MOST_GRIDS,
+    MOST_WHOLE,
+    WINDOWS,
+    HearingGraphs,
+    TowerGraphs,
+    features_of,
+)
 from tests import asr_tiny, aura_tiny
 from tests.aura_tiny import VIDEO_PIXELS
 from tests.replayed import without_cuda
@@ -117,6 +125,8 @@ def test_a_graph_keeps_the_tables_that_it_reads(tower: VisionTower, monkeypatch:
         [101, 799, 800],
         [801],
         [2_433, 500],
+        [1_601, 2_400, 3_200, 3_201],  # of three and four windows, and one too many for a graph from samples on
+        [1_000] * (WINDOWS[-1] + 1),
         [99],
         [500, 60],
         [800 * WINDOWS[-1] + 1],
@@ -128,7 +138,8 @@ def test_sound_of_any_length(hearing: Qwen3Asr, frames: list[int], monkeypatch: 
     recorded = without_cuda(monkeypatch)
     ours = HearingGraphs(hearing)
     ours.prepare()
-    assert len(recorded) == 2 * len(WINDOWS)
+    of_clips = [clips for windows in range(1, MOST_WHOLE + 1) for clips in WINDOWS if clips * windows <= WINDOWS[-1]]
+    assert sorted(recorded) == sorted([*WINDOWS, *of_clips])
     rounds = [[0.1 * torch.randn(160 * count + 159) for count in order] for order in (frames, frames[::-1])]
     found = [ours.encode([clip.numpy() for clip in clips]) for clips in rounds]
     for clips, rows in zip(rounds, found, strict=True):
@@ -168,4 +179,6 @@ def test_what_graphs_hold_is_counted(tower: VisionTower, hearing: Qwen3Asr, monk
     assert most / 3 < sum(held(graphed) for graphed in seeing._graphs.values()) < most
     ours = HearingGraphs(hearing)
     ours.prepare()
-    assert held(ours._graph) + held(ours._short) < HearingGraphs.bytes(hearing.audio_tower.config, torch.float32)
+    assert sum(map(held, (ours._graph, *ours._whole.values()))) < HearingGraphs.bytes(
+        hearing.audio_tower.config, torch.float32
+    )
