@@ -49,7 +49,7 @@ def main() -> int:
     parser.add_argument(
         "--asr-alone", action="store_true", help=f"qwen3_asr.yaml, with the whole device; loads {ASR_LOADS}"
     )
-    parser.add_argument("--loads", nargs="+", choices={*LOADS, *ASR_LOADS}, help="only these")
+    parser.add_argument("--loads", nargs="+", choices=tuple(dict.fromkeys((*LOADS, *ASR_LOADS))), help="only these")
     parser.add_argument("--each", type=int, help="requests of each client (default: 6; tiny: 2)")
     parser.add_argument(
         "--processes", type=int, default=max(1, (os.cpu_count() or 1) // 4), help="of the client (default: %(default)s)"

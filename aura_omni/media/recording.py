@@ -19,7 +19,7 @@ import numpy as np
 from aura_omni.errors import BadMedia
 from aura_omni.flow import Audio
 from aura_omni.media.audio import audio_of, check_finite, mono_pieces
-from aura_omni.media.level import SILENCE_RMS, SLOT_S, levels, slot_samples
+from aura_omni.media.level import SILENCE_RMS, SLOT_S, levels, quantiles, slot_samples
 
 LEAST_S, LONGEST_S = 5.0, 30.0  # of a segment; the last one may be shorter
 PAUSE_S = 0.4  # between two sentences; between two words it is less than half of that
@@ -161,6 +161,6 @@ def _first_pause(quiet: np.ndarray, start: int, limit: int) -> int | None:
 
 def _quiet_level(loud: np.ndarray) -> float:
     """The level under which it is quiet, from the levels of a stretch. 0 when nothing stands out: then nothing is quiet."""
-    noise, peaks = np.quantile(loud, (0.01, 0.95))
+    noise, peaks = quantiles(loud, 0.01, 0.95)
     level = max(noise * 10 ** (_OVER_NOISE_DB / 20), peaks * 10 ** (-_UNDER_PEAKS_DB / 20))
     return float(level) if level < peaks * 10 ** (-_OVER_NOISE_DB / 20) else 0.0
