@@ -196,7 +196,10 @@ def _tiles_kernel(
                     wide = inputs.to(tl.float32)
                     squares += tl.sum(tl.sum(tl.sum(wide * wide, 6), 5), 3)
                     inputs = (wide * norms[part].to(tl.float32)).to(kind)
-            weight = _operand(weights[tile * PARTS + part].to(kind), LINES_, SLICES, CHUNK, EACH, True)
+            weight = weights[tile * PARTS + part]
+            if weight.dtype != kind:
+                weight = weight.to(tl.float32).to(kind)  # by itself the compiler takes slower conversions
+            weight = _operand(weight, LINES_, SLICES, CHUNK, EACH, True)
             sums = tl.dot(weight, _operand(inputs, ROWS, SLICES, CHUNK, EACH, False), sums, input_precision="ieee")
         out = tl.sum(sums, 0)
         if NORMED:
