@@ -21,7 +21,6 @@ from aura_omni.models.fused import starts_early
 from aura_omni.models.fused_tiles import POLICY, nothing
 
 MOST_ROWS = 16
-ONE_BY_ONE = 2  # up to so many rows are multiplied one by one; each takes 2 us, tensor cores take the same for all
 MOST_WIDTH = 2_048  # wider layers do not wait for launches, and a program could not hold their rows
 
 
@@ -35,18 +34,18 @@ def _product(weights, x, PARTS: tl.constexpr):
 
 
 @triton.jit
-def _rows_kernel(
+def _row_kernel(
     x_ptr, norm_ptr, weight_ptr, scale_ptr, more_ptr, out_ptr, size_in, size_out, eps,
-    ROWS: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr, ADDED: tl.constexpr, SCALED: tl.constexpr,
+    NORMED: tl.constexpr, GATED: tl.constexpr, ADDED: tl.constexpr, SCALED: tl.constexpr,
     PART: tl.constexpr, PARTS: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Program: COLUMNS outputs of all rows. EARLY: it may begin before the kernel in front of it has ended."""
+    """Program: COLUMNS outputs. EARLY: it may begin before the kernel in front of it has ended."""
     tl.static_assert(PARTS == 1 or not NORMED)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     wanted, ups = column < size_out, size_out.to(tl.int64) * size_in
     if EARLY:
         gdc_launch_dependents()
-    weights, up_weights = nothing(), nothing()
+    weights, up_weights, x = nothing(), nothing(), nothing()
     for part in tl.static_range(PARTS):
         dims = part * PART + tl.arange(0, PART)
         held = wanted[:, None] & (dims < size_in)[None, :]
@@ -63,40 +62,42 @@ def _rows_kernel(
     if EARLY:
         gdc_wait()
     kind: tl.constexpr = x_ptr.dtype.element_ty
-    for row in tl.static_range(ROWS):
-        x = nothing()
-        for part in tl.static_range(PARTS):
-            dims = part * PART + tl.arange(0, PART)
-            x += (tl.load(x_ptr + row * size_in + dims, mask=dims < size_in, other=0.0).to(tl.float32),)
-        if NORMED:
-            root = tl.rsqrt(tl.sum(x[0] * x[0], 0) / size_in + eps)
-            x = (((x[0] * root).to(kind).to(tl.float32) * norm).to(kind).to(tl.float32),)
-        out = _product(weights, x, PARTS)
+    for part in tl.static_range(PARTS):
+        dims = part * PART + tl.arange(0, PART)
+        x += (tl.load(x_ptr + dims, mask=dims < size_in, other=0.0).to(tl.float32),)
+    if NORMED:
+        root = tl.rsqrt(tl.sum(x[0] * x[0], 0) / size_in + eps)
+        x = (((x[0] * root).to(kind).to(tl.float32) * norm).to(kind).to(tl.float32),)
+    out = _product(weights, x, PARTS)
+    if SCALED:
+        out *= scale
+    out = out.to(kind)
+    if GATED:
+        gate, up = out.to(tl.float32), _product(up_weights, x, PARTS)
         if SCALED:
-            out *= scale
-        out = out.to(kind)
-        if GATED:
-            gate, up = out.to(tl.float32), _product(up_weights, x, PARTS)
-            if SCALED:
-                up *= up_scale
-            out = (gate / (1.0 + tl.exp(-gate))).to(kind) * up.to(kind)
-        place = row * size_out + column
-        if ADDED:
-            more = tl.load(more_ptr + place, mask=wanted, other=0.0)
-            out = (out.to(tl.float32) + more.to(tl.float32)).to(kind)
-        tl.store(out_ptr + place, out, mask=wanted)
+            up *= up_scale
+        out = (gate / (1.0 + tl.exp(-gate))).to(kind) * up.to(kind)
+    if ADDED:
+        more = tl.load(more_ptr + column, mask=wanted, other=0.0)
+        out = (out.to(tl.float32) + more.to(tl.float32)).to(kind)
+    tl.store(out_ptr + column, out, mask=wanted)
 
 
 class Plan(NamedTuple):
-    """Of one by one rows: how many outputs a program has, and of how many warps it is."""
+    """Of a single row: how many outputs a program has, and of how many warps it is."""
 
     columns: int
     warps: int
 
 
-def plan(size_in: int, size_out: int, itemsize: int, *, gated: bool) -> Plan:
-    """For a weight [size_out, size_in], or gated [2 size_out, size_in], of `itemsize` bytes a number."""
-    return Plan(4, 8)
+def plan(size_out: int, row_bytes: int) -> Plan:
+    """For outputs that take `row_bytes` of weight each.
+
+    What was fastest on an H200: programs that hold 32 KB, as long as there are some for each multiprocessor.
+    """
+    most = 1 << max(1, size_out // 512).bit_length() - 1
+    columns = min(most, triton.next_power_of_2(triton.cdiv(32_768, row_bytes)))
+    return Plan(columns, 4 if size_out // columns >= 1_024 else 8)
 
 
 def _parted(size_in: int, *, normed: bool) -> tuple[int, int]:
@@ -119,16 +120,16 @@ def _launched(
     gated: bool = False,
 ) -> Tensor:
     rows, size_in = x.shape
-    if rows > ONE_BY_ONE:
+    if rows > 1:
         return fused_tiles.launched(x, weight, out, norm=norm, eps=eps, more=more, scale=scale, gated=gated)
     size_out = out.shape[1]
-    columns, warps = plan(size_in, size_out, weight.itemsize, gated=gated)
+    columns, warps = plan(size_out, size_in * weight.itemsize * (2 if gated else 1))
     part, parts = _parted(size_in, normed=norm is not None)
     early = starts_early(x.device)
     options: dict[str, Any] = {"launch_pdl": True} if early else {}
-    _rows_kernel[(triton.cdiv(size_out, columns),)](
+    _row_kernel[(triton.cdiv(size_out, columns),)](
         x, x if norm is None else norm, weight, x if scale is None else scale, x if more is None else more, out,
-        size_in, size_out, eps, ROWS=rows, NORMED=norm is not None, GATED=gated, ADDED=more is not None, SCALED=scale is not None,
+        size_in, size_out, eps, NORMED=norm is not None, GATED=gated, ADDED=more is not None, SCALED=scale is not None,
         PART=part, PARTS=parts, COLUMNS=columns, EARLY=early, num_warps=warps, **options,
     )  # fmt: skip
     return out
@@ -136,7 +137,7 @@ def _launched(
 
 def takes(x: Tensor) -> bool:
     """Whether these kernels are for x [N, H]."""
-    most = MOST_ROWS if x.dtype.itemsize == 2 else ONE_BY_ONE  # tensor cores take no float32
+    most = MOST_ROWS if x.dtype.itemsize == 2 else 1  # tensor cores take no float32
     return len(x) <= most and x.shape[1] <= MOST_WIDTH
 
 

@@ -53,7 +53,7 @@ def plan(size_in: int, lines: int, *, normed: bool) -> Plan:
         return Plan(4, LINES, part, parts, 1, parts, 1)
     if not normed:
         return Plan(8, LINES, part, parts, 1, min(parts, 4), min(parts, 2))
-    tiles = max(1, lines // (LINES * PROGRAMS))
+    tiles = max(1, lines // (LINES * PROGRAMS)) if parts == 1 else 1
     return Plan(8, LINES, part, parts, tiles, 2 if tiles == 2 else 1, 1)
 
 
