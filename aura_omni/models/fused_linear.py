@@ -3,7 +3,9 @@
 A decoder's step of a few rows reads each weight once and computes next to nothing, so its time is that of reading weights and of
 launches. A program here holds whole rows of the weight: it asks for all of them at once, before it waits for the kernel in front of it
 (programmatic dependent launch), for the weights are there already. What it then computes waits for nothing but its own inputs.
-Rounds where the plain code of `layers` rounds, but for the norm of more than two rows (`fused_tiles`).
+Rounds where the plain code of `layers` rounds, but for the norm of more than one row (`fused_tiles`).
+
+Weights may be in eight bits, with a scale for each of their rows: they are multiplied as they are, and the sums by the scales.
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aura_omni.models import fused_tiles
 from aura_omni.models.fused import starts_early
-from aura_omni.models.fused_tiles import POLICY, nothing
+from aura_omni.models.fused_tiles import nothing
 
 MOST_ROWS = 16
-MOST_WIDTH = 2_048  # wider layers do not wait for launches, and a program could not hold their rows
+WIDE, MOST_ROWS_OF_WIDE = 2_048, 8  # in wider layers more rows are as fast by themselves
+WIDEST = 4_096
 
 
 @triton.jit
@@ -50,9 +53,9 @@ def _row_kernel(
         dims = part * PART + tl.arange(0, PART)
         held = wanted[:, None] & (dims < size_in)[None, :]
         at = column[:, None].to(tl.int64) * size_in + dims[None, :]
-        weights += (tl.load(weight_ptr + at, mask=held, other=0.0, eviction_policy=POLICY),)
+        weights += (tl.load(weight_ptr + at, mask=held, other=0.0, eviction_policy="evict_first"),)
         if GATED:
-            up_weights += (tl.load(weight_ptr + ups + at, mask=held, other=0.0, eviction_policy=POLICY),)
+            up_weights += (tl.load(weight_ptr + ups + at, mask=held, other=0.0, eviction_policy="evict_first"),)
     if SCALED:
         scale = tl.load(scale_ptr + column, mask=wanted, other=0.0)
         if GATED:
@@ -90,12 +93,14 @@ class Plan(NamedTuple):
     warps: int
 
 
-def plan(size_out: int, row_bytes: int) -> Plan:
-    """For outputs that take `row_bytes` of weight each.
+def plan(size_in: int, size_out: int, row_bytes: int) -> Plan:
+    """For outputs that take `row_bytes` of weight each. What was fastest on an H200.
 
-    What was fastest on an H200: programs that hold 32 KB, as long as there are some for each multiprocessor.
+    Programs hold 32 KB, as long as there are a few for each multiprocessor.
     """
-    most = 1 << max(1, size_out // 512).bit_length() - 1
+    if min(size_in, size_out) <= 1_024:
+        return Plan(4, 8)
+    most = 1 << ((size_out // 512).bit_length() - 1)
     columns = min(most, triton.next_power_of_2(triton.cdiv(32_768, row_bytes)))
     return Plan(columns, 4 if size_out // columns >= 1_024 else 8)
 
@@ -123,7 +128,7 @@ def _launched(
     if rows > 1:
         return fused_tiles.launched(x, weight, out, norm=norm, eps=eps, more=more, scale=scale, gated=gated)
     size_out = out.shape[1]
-    columns, warps = plan(size_out, size_in * weight.itemsize * (2 if gated else 1))
+    columns, warps = plan(size_in, size_out, size_in * weight.itemsize * (2 if gated else 1))
     part, parts = _parted(size_in, normed=norm is not None)
     early = starts_early(x.device)
     options: dict[str, Any] = {"launch_pdl": True} if early else {}
@@ -137,12 +142,18 @@ def _launched(
 
 def takes(x: Tensor) -> bool:
     """Whether these kernels are for x [N, H]."""
-    most = MOST_ROWS if x.dtype.itemsize == 2 else 1  # tensor cores take no float32
-    return len(x) <= most and x.shape[1] <= MOST_WIDTH
+    width = x.shape[1]
+    most = MOST_ROWS if width <= WIDE else MOST_ROWS_OF_WIDE
+    if x.dtype.itemsize != 2:
+        most = 1  # tensor cores take no float32
+    return len(x) <= most and width <= WIDEST
 
 
 def normed_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor, *, scale: Tensor | None = None) -> Tensor:
-    """x [N, H], normed by norm [H], times weight [O, H] -> [N, O]."""
+    """x [N, H], normed by norm [H], times weight [O, H] -> [N, O].
+
+    scale: float32 [O], of a weight float8_e4m3fn, whose rows are to be multiplied by it; likewise below.
+    """
     return _launched(x.contiguous(), weight, x.new_empty(len(x), len(weight)), norm=norm, eps=eps, scale=scale)
 
 
