@@ -49,8 +49,11 @@ FEATURES: Mapping[str, Mapping[str, object]] = {
     },
     # A layer of up to 16 rows as five launches.
     "fused-layers": {"aura_omni.models.qwen3.few": _no},
-    # The same of more than two rows, on tensor cores.
-    "tiled-layers": {"aura_omni.models.fused_linear.MOST_ROWS": 2},
+    # The same of more than one row, on tensor cores.
+    "tiled-layers": {
+        "aura_omni.models.fused_linear.MOST_ROWS": 1,
+        "aura_omni.models.fused_linear.MOST_ROWS_OF_WIDE": 1,
+    },
     # Norms and turns of heads inside the attention of rows of decoding, the code predictor's and that of pages.
     "raw-attention": {
         "aura_omni.models.layers.DenseKV.takes_raw": _no,
