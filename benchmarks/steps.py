@@ -16,25 +16,23 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
-from unittest.mock import patch
 
 import numpy as np
 import torch
 from features import FEATURES, without
-from true_size import Report, machine, memory, true_config
+from true_size import Report, machine, made_up_weights, memory, true_config
 
 from aura_omni import assembly
 from aura_omni.engine.engine import Engine
-from aura_omni.engine.loader import Checkpoint
 from aura_omni.engine.sequence import Sequence
 from aura_omni.flow import CODEBOOKS, SILENT_TEXT, Audio, Message, StageName, Text, Video, Voice
-from aura_omni.models.weights import Layout
 from aura_omni.nano.published import TRUE
-from aura_omni.nano.random_family import fill, write_family
+from aura_omni.nano.random_family import write_family
 
 T = TypeVar("T")
 
@@ -76,7 +74,8 @@ def measure(arguments: argparse.Namespace, report: Report) -> None:
     stages = [stage for stage in config.stages if stage.name in wanted]
     stages = [stage if stage.name in arguments.stages else replace(stage, enforce_eager=True) for stage in stages]
     config = replace(config, stages=tuple(stages))
-    parts = assemble_in_memory(config) if arguments.in_memory else assembly.assemble(config)
+    with made_up_weights() if arguments.in_memory else nullcontext():
+        parts = assembly.assemble(config)
     report.add("load_s", time.monotonic() - start)
     with Engine(parts.runners()) as engine:
         for name, value in Bench(parts, engine, profile=arguments.profile, trace=arguments.trace).measured(
@@ -85,22 +84,6 @@ def measure(arguments: argparse.Namespace, report: Report) -> None:
             report.add(name, {**value, "at_s": round(time.monotonic() - start, 1)})
             engine.check_integrity()
     report.add("memory_gib", memory())
-
-
-def assemble_in_memory(config: assembly.Config) -> assembly.Stages:
-    def load(
-        checkpoint: Checkpoint,
-        network: torch.nn.Module,
-        layout: Layout,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-        own: str = "",
-    ) -> None:
-        fill(network, layout, device=device, dtype=dtype)
-
-    with patch.object(Checkpoint, "load", load):
-        return assembly.assemble(config)
 
 
 # A name, and what measures it on the engine's thread.

@@ -15,18 +15,23 @@ import os
 import statistics
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from lengths import AURA_TOKENS, FRAMES, forced, silence
 
 from aura_omni.config import Config, Options, load
+from aura_omni.engine.loader import Checkpoint
 from aura_omni.flow import Audio, AudioChunk, Ended, Event, Message, TextDelta, Transcript, TurnRequest, Video
 from aura_omni.media.noise import swelling_noise
+from aura_omni.models.weights import Layout
 from aura_omni.nano.published import TRUE
-from aura_omni.nano.random_family import write_family
+from aura_omni.nano.random_family import fill, write_family
 from aura_omni.pipeline import Pipeline
 
 
@@ -93,6 +98,25 @@ def true_stages(folder: Path) -> dict[str, dict[str, Any]]:
     for stage, seats in {"0": 128, "1": 32, "2": 64, "3": 64}.items():
         stages[stage]["max_num_seqs"] = seats
     return stages
+
+
+@contextmanager
+def made_up_weights() -> Iterator[None]:
+    """While the context lasts no weights are read: they are made up, on the device, for whatever a checkpoint describes."""
+
+    def load(
+        checkpoint: Checkpoint,
+        network: torch.nn.Module,
+        layout: Layout,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        own: str = "",
+    ) -> None:
+        fill(network, layout, device=device, dtype=dtype)
+
+    with patch.object(Checkpoint, "load", load):
+        yield
 
 
 def stages_of(folder: Path) -> dict[str, dict[str, Any]]:

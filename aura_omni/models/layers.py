@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aura_omni.models.weights import StackedLinear
+from aura_omni.models.weights import Linear, StackedLinear
 
 
 class KeyValues(Protocol):
@@ -142,7 +142,7 @@ class SwiGLU(nn.Module):
     def __init__(self, hidden: int, intermediate: int) -> None:
         super().__init__()
         self.gate_up_proj = StackedLinear(hidden, {"gate_proj": intermediate, "up_proj": intermediate})
-        self.down_proj = nn.Linear(intermediate, hidden, bias=False)
+        self.down_proj = Linear(intermediate, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
         both = self.gate_up_proj(x)

@@ -28,7 +28,7 @@ from aura_omni.models.layers import (
     fusible,
     rotate,
 )
-from aura_omni.models.weights import StackedLinear
+from aura_omni.models.weights import Linear, StackedLinear
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Attention(nn.Module):
         self.layer, self.heads, self.kv_heads, self.head_dim = layer, config.heads, config.kv_heads, config.head_dim
         wide, narrow = config.heads * config.head_dim, config.kv_heads * config.head_dim
         self.qkv_proj = StackedLinear(config.hidden, {"q_proj": wide, "k_proj": narrow, "v_proj": narrow})
-        self.o_proj = nn.Linear(wide, config.hidden, bias=False)
+        self.o_proj = Linear(wide, config.hidden)
         self.q_norm = RMSNorm(config.head_dim, config.rms_eps)
         self.k_norm = RMSNorm(config.head_dim, config.rms_eps)
 
@@ -123,7 +123,7 @@ class DecoderLayer(nn.Module):
 
         Of a few rows it is already summed.
         """
-        if few(x):
+        if few(x) and self.mlp.down_proj.scale is None:
             return self._of_few(_summed(x, more), cos, sin, kv), None
         x, normed = self.input_layernorm.of_sum(x, more)
         x, normed = self.post_attention_layernorm.of_sum(x, self.self_attn(normed, cos, sin, kv))

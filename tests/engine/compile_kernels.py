@@ -16,7 +16,7 @@ from triton.compiler import ASTSource
 from triton.compiler import compile as compiled
 
 from aura_omni.engine import fused_sampler, paged_attention
-from aura_omni.models import codec_kernels, fused, fused_linear, fused_tiles
+from aura_omni.models import codec_kernels, fp8, fused, fused_fp8, fused_linear, fused_tiles
 from aura_omni.models.codec import CodecConfig, CodecDecoder
 from aura_omni.models.codec_fused import FusedStep
 from aura_omni.models.weights import Prepared
@@ -24,9 +24,10 @@ from tests.models.codec_reference import PUBLISHED
 
 HOPPER = GPUTarget("cuda", 90, 32)
 TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64", torch.int32: "*i32", torch.uint8: "*u8"}
+TYPES[fp8.FP8] = "*fp8e4nv"
 
 
-MODULES = (fused, fused_linear, fused_tiles, fused_sampler, paged_attention, codec_kernels)
+MODULES = (fused, fused_fp8, fused_linear, fused_tiles, fused_sampler, paged_attention, codec_kernels)
 
 
 class Recorder:
@@ -127,6 +128,8 @@ def launches() -> Iterator[Callable[[], object]]:
         yield partial(fused.add_rms_norm, made(rows, 4_096), made(rows, 4_096), made(4_096), 1e-6)
         yield partial(fused.add_layer_norm, made(rows, 1_152), made(rows, 1_152), made(1_152), made(1_152), 1e-6)
         yield partial(fused.silu_mul, made(rows, 24_576))
+        yield partial(fused_fp8.quantized, made(rows, 12_288))
+        yield partial(fused_fp8.quantized, made(rows, 4_096, dtype=torch.float32))
     angles = made(920, 72, dtype=torch.float32)
     yield partial(fused.turn_patches, made(1, 920, 3 * 1_152), angles, angles, 16)
     draw = made(8, 3, dtype=torch.float32), integers(8, 3)
