@@ -38,6 +38,7 @@ from tests.nano.shown import CASES, seen
 from training.asr.opus import RATE, clips
 
 STAGES = ("asr", "aura")
+ALL = 1 << 20  # rows, in one step
 RECORDINGS = Path(__file__).parents[1] / "tests" / "nano" / "spoken"
 VOICES, CLIPS = ("rms", "espeak"), 30  # of each voice
 
@@ -49,7 +50,7 @@ def main() -> None:
     parser.add_argument("--asr", default="nano:asr", help="checkpoint (default: %(default)s)")
     parser.add_argument("--aura", default="nano:aura", help="checkpoint (default: %(default)s)")
     parser.add_argument("--random", type=Path, metavar="FOLDER", help="published dimensions, described there")
-    parser.add_argument("--rows", type=int, default=1 << 20, help="most of one step (default: no limit)")
+    parser.add_argument("--rows", type=int, default=ALL, help="most of one step (default: no limit)")
     arguments = parser.parse_args()
     sources = {"asr": arguments.asr, "aura": arguments.aura}
     if arguments.random is not None:
@@ -90,7 +91,7 @@ def measured(name: str, source: str, *, rows: int) -> Agreement:
     return agreement(plain, list(logits(name, source, fp8=True, rows=rows)))
 
 
-def logits(name: str, source: str, *, fp8: bool, rows: int) -> Iterator[Tensor]:
+def logits(name: str, source: str, *, fp8: bool, rows: int = ALL) -> Iterator[Tensor]:
     """Of every place of every right answer, float32 [places, V] on the CPU. At most `rows` rows are computed at once."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     how: dict[str, Any] = {"device": device, "dtype": torch.bfloat16 if device.type == "cuda" else torch.float32}

@@ -28,7 +28,7 @@ from typing import Any
 
 import httpx
 from lengths import FRAMES, forced, silence
-from true_size import stages_of, true_stages, write
+from true_size import QUANTIZED, in_eight_bits, stages_of, true_stages, write
 
 from aura_omni.nano.random_family import write_family
 
@@ -43,6 +43,7 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="the tiny family and fewer clients")
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--loads", nargs="+", choices=LOADS, default=LOADS, help="only these")
+    parser.add_argument("--fp8", nargs="+", choices=QUANTIZED, default=(), help="stages with weights in eight bits")
     parser.add_argument("--each", type=int, help="requests of each client (default: 6; tiny: 2)")
     parser.add_argument(
         "--processes", type=int, default=max(1, (os.cpu_count() or 1) // 4), help="of the client (default: %(default)s)"
@@ -64,6 +65,7 @@ def main() -> int:
 def measure(arguments: argparse.Namespace, folder: Path, deploy: str, stages: dict[str, dict[str, Any]]) -> int:
     for stage, sampling in zip(stages.values(), forced(folder).values(), strict=False):  # Code2Wav draws nothing
         stage["default_sampling_params"] = sampling
+    in_eight_bits(stages, arguments.fp8)
     flags = ["--deploy-config", deploy, "--stage-overrides", json.dumps(stages), "--served-model-name", "aura"]
     summary: dict[str, Any] = {
         "command": shlex.join(["python", *sys.argv]),

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from features import FEATURES, without
-from true_size import Report, machine, made_up_weights, memory, true_config
+from true_size import QUANTIZED, Report, machine, made_up_weights, memory, true_config
 
 from aura_omni import assembly
 from aura_omni.engine.engine import Engine
@@ -48,6 +48,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=STAGES, help="only these; others are not loaded")
     parser.add_argument("--in-memory", action="store_true", help="weights are made up on the GPU, not written and read")
+    parser.add_argument("--fp8", nargs="+", choices=QUANTIZED, default=(), help="these with weights in eight bits")
     parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
     parser.add_argument("--without", nargs="+", choices=FEATURES, default=(), help="plainer, as features.py says")
     parser.add_argument("--profile", action="store_true", help="with the time of kernels, and which they are")
@@ -57,7 +58,7 @@ def main() -> None:
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")  # what loading takes, stage by stage
     report = Report(arguments.out)
-    report.add("machine", {**machine(), "without": arguments.without})
+    report.add("machine", {**machine(), "without": arguments.without, "fp8": arguments.fp8})
     with without(arguments.without):
         measure(arguments, report)
 
@@ -69,7 +70,7 @@ def measure(arguments: argparse.Namespace, report: Report) -> None:
         wanted |= SPEECH
     if arguments.in_memory:
         write_family(arguments.folder, sizes=TRUE, kinds=("custom_voice",), weights=False)
-    config = true_config(arguments.folder, eager=arguments.eager)
+    config = true_config(arguments.folder, eager=arguments.eager, fp8=arguments.fp8)
     # A stage that is only there because another one needs it gets no graphs.
     stages = [stage for stage in config.stages if stage.name in wanted]
     stages = [stage if stage.name in arguments.stages else replace(stage, enforce_eager=True) for stage in stages]

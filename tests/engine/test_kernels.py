@@ -12,7 +12,7 @@ from torch import Tensor
 
 from aura_omni.engine.sampler import Draw, pick
 from aura_omni.flow import Sampling
-from aura_omni.models import layers, qwen3, qwen3_vl
+from aura_omni.models import fp8, layers, qwen3, qwen3_vl
 from aura_omni.models.layers import DenseKV, RMSNorm, Rope, rotate
 from aura_omni.models.qwen3 import Decoder, DecoderConfig
 
@@ -20,7 +20,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytest.importorskip("triton")
 
 from aura_omni.engine import fused_sampler, paged_attention  # noqa: E402
-from aura_omni.models import fused, fused_linear, fused_tiles  # noqa: E402
+from aura_omni.models import fused, fused_fp8, fused_linear, fused_tiles  # noqa: E402
 
 PAGE = 16
 # The interpreter takes products of bfloat16 for products of integers.
@@ -340,6 +340,26 @@ def test_patches_are_turned_as_plainly(dtype: torch.dtype, limit: float) -> None
     plain = qkv.view(groups, patches, 3, heads, dim).permute(2, 0, 3, 1, 4)[:2]
     for one, other in zip(fused.turn_patches(qkv, cos, sin, heads), plain, strict=True):
         assert_close(one, qwen3_vl._turn(other, cos, sin), limit)
+
+
+@PRECISION
+@pytest.mark.parametrize(("rows", "size"), [(3, 48), (2, 4_096), (1, 12_288)])
+def test_numbers_become_eight_bits_as_the_plain_code_has_them(
+    dtype: torch.dtype, limit: float, rows: int, size: int
+) -> None:
+    torch.manual_seed(0)
+    x = (torch.randn(rows, size) * torch.rand(rows, 1) * 9).to(dtype)
+    x[0] = 0
+    values, scale = fp8.quantized(x)
+    ours, scale_of_ours = fused_fp8.quantized(x.to(DEVICE))
+    assert torch.equal(scale_of_ours.cpu(), scale)
+    if DEVICE.type == "cuda":
+        assert torch.equal(ours.cpu().float(), values.float())
+        return
+    # The interpreter rounds what is half way away from zero, and halves what is rounded up to a power of two.
+    exact = x.float() / scale[:, None]
+    nearest = (ours.float() - exact).abs() == (values.float() - exact).abs()
+    assert (nearest | (ours.float() * 2 == values.float())).all()
 
 
 # ------------------------------------------------------------ layers of a few rows
