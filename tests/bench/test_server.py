@@ -11,7 +11,18 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_every_answer_has_the_lengths_that_the_server_was_started_with(tmp_path):
-    command = [sys.executable, "benchmarks/server.py", "--tiny", "--out", str(tmp_path), "--each", "1", "--fp8", "asr"]
+    command = [
+        sys.executable,
+        "benchmarks/server.py",
+        "--tiny",
+        "--out",
+        str(tmp_path),
+        "--each",
+        "1",
+        "--fp8",
+        "asr",
+        "aura",
+    ]
     done = subprocess.run(
         [*command, "--loads", "first", "silent", "transcript"], cwd=ROOT, capture_output=True, text=True
     )
@@ -30,4 +41,4 @@ def test_every_answer_has_the_lengths_that_the_server_was_started_with(tmp_path)
     assert (tmp_path / "serve.log").read_text().count("max_tokens 24 of ASR cut a transcript") == 1 + 2 + 2 * (1 + 4)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["failed"] == []
-    assert summary["serve"].count('"quantization": "fp8"') == 1
+    assert summary["serve"].count('"quantization": "fp8"') == 2
