@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from aura_omni.engine.loader import Checkpoint, weight_bytes
 from aura_omni.models import fp8
+from aura_omni.models.layers import DenseKV
 from aura_omni.models.qwen3 import Decoder, DecoderConfig
 from aura_omni.models.weights import Layout, Linear, in_eight_bits, slots, to_published
 from aura_omni.nano.random_family import fill
@@ -98,6 +99,29 @@ def test_a_file_is_read_into_eight_bits_part_by_part(tmp_path) -> None:
     in_eight_bits(plain)
     for (name, one), (_, other) in zip(read.state_dict().items(), plain.state_dict().items(), strict=True):
         assert torch.equal(one.float(), other.float()), name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 8, 20])
+def test_eight_bits_from_a_graph_are_those_as_written(rows: int) -> None:
+    eight = decoder(eight=True)
+    kv = DenseKV(CONFIG.layers, 1, rows, CONFIG.kv_heads, CONFIG.head_dim, dtype=DTYPE, device=DEVICE)
+    positions = torch.arange(rows, device=DEVICE)
+    given = torch.randn(3, rows, CONFIG.hidden, device=DEVICE, dtype=DTYPE)
+    x, graph = given[0].clone(), torch.cuda.CUDAGraph()
+    with torch.inference_mode():
+
+        def written(x: Tensor) -> Tensor:
+            kv.reset()
+            return eight(x, positions, kv)
+
+        expected = [written(one) for one in given]
+        with torch.cuda.graph(graph):
+            found = written(x)
+        for one, plain in zip(given, expected, strict=True):
+            x.copy_(one)
+            graph.replay()
+            assert torch.equal(found, plain)
 
 
 def test_without_eight_bits_a_matrix_is_pytorch_s() -> None:
