@@ -1,7 +1,7 @@
 """Numbers in eight bits: float8_e4m3fn, and one float32 scale for each row of a matrix.
 
-    values, scale = quantized(weight)       # weight is about values * scale[:, None]
-    out = linear(x, values, scale)
+    weight = quantized(weight)              # is about weight.values * weight.scale[:, None]
+    out = linear(x, *weight)
 
 A row's largest number becomes the largest that eight bits hold, 448; each is then within 1/16 of what it was, or within 2^-10
 of the row's unit where it is small. Tensor cores multiply eight bits by eight bits, so the rows of x are rounded likewise on the way, and
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from functools import cache
 from types import ModuleType
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,26 +25,40 @@ MULTIPLE = 16  # of which both sizes of a matrix are, for tensor cores
 LEAST_CAPABILITY = (8, 9)  # of an NVIDIA GPU that multiplies such numbers
 
 
-def quantized(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [N, H] -> FP8 [N, H] and float32 [N], by which its rows are to be multiplied."""
+class Rows(NamedTuple):
+    """values FP8 [N, H]; scale float32 [N], by which the rows are to be multiplied."""
+
+    values: Tensor
+    scale: Tensor
+
+
+def quantized(x: Tensor) -> Rows:
+    """x [N, H] in eight bits."""
     if x.is_cuda:
-        return _kernels().quantized(x)
+        return Rows(*kernels().quantized(x))
     wide = x.float()
     scale = wide.abs().amax(1).clamp_min(LEAST) / LARGEST
-    return (wide / scale[:, None]).to(FP8), scale
+    return Rows((wide / scale[:, None]).to(FP8), scale)
 
 
-def linear(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    """x [N, H] times weight FP8 [O, H], whose rows have the scale float32 [O] -> [N, O] in the dtype of x; on CUDA bfloat16."""
-    rows, of_rows = quantized(x)
-    if x.is_cuda:
-        return torch._scaled_mm(rows, weight.t(), of_rows[:, None], scale[None], out_dtype=x.dtype)
-    return (F.linear(rows.float(), weight.float()) * of_rows[:, None] * scale).to(x.dtype)
+def linear(x: Tensor | Rows, weight: Tensor, scale: Tensor) -> Tensor:
+    """x [N, H] times weight FP8 [O, H], whose rows have the scale float32 [O] -> [N, O] in the dtype of x; on CUDA bfloat16.
+
+    Rows of x in eight bits already come from CUDA's kernels only.
+    """
+    rows = x if isinstance(x, Rows) else quantized(x)
+    if rows.values.is_cuda:
+        # Fast accumulation adds 0.3 % of the spread of the sums to the 3.7 % that eight bits do, and takes 2 to 20 % less time (H200).
+        return torch._scaled_mm(
+            rows.values, weight.t(), rows.scale[:, None], scale[None], out_dtype=torch.bfloat16, use_fast_accum=True
+        )
+    assert isinstance(x, Tensor)
+    return (F.linear(rows.values.float(), weight.float()) * rows.scale[:, None] * scale).to(x.dtype)
 
 
 @cache
-def _kernels() -> ModuleType:
-    """Imported on first use: Triton only exists where CUDA does."""
-    from aura_omni.models import fused_fp8 as kernels
+def kernels() -> ModuleType:
+    """`models.fused_fp8`, imported on first use: Triton only exists where CUDA does."""
+    from aura_omni.models import fused_fp8
 
-    return kernels
+    return fused_fp8

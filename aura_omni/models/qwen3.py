@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from aura_omni.models import fp8
 from aura_omni.models.fields import positive, rope_theta, whole
 from aura_omni.models.layers import (
     KeyValues,
@@ -26,6 +27,7 @@ from aura_omni.models.layers import (
     fused,
     fused_linear,
     fusible,
+    normed_sum,
     rotate,
 )
 from aura_omni.models.weights import Linear, StackedLinear
@@ -82,7 +84,7 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(config.head_dim, config.rms_eps)
         self.k_norm = RMSNorm(config.head_dim, config.rms_eps)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: KeyValues) -> Tensor:
+    def forward(self, x: Tensor | fp8.Rows, cos: Tensor, sin: Tensor, kv: KeyValues) -> Tensor:
         return self.o_proj(self.attended(self.qkv_proj(x), cos, sin, kv))
 
     def attended(self, qkv: Tensor, cos: Tensor, sin: Tensor, kv: KeyValues) -> Tensor:
@@ -125,9 +127,10 @@ class DecoderLayer(nn.Module):
         """
         if few(x) and self.mlp.down_proj.scale is None:
             return self._of_few(_summed(x, more), cos, sin, kv), None
-        x, normed = self.input_layernorm.of_sum(x, more)
-        x, normed = self.post_attention_layernorm.of_sum(x, self.self_attn(normed, cos, sin, kv))
-        return x, self.mlp(normed)
+        attention, mlp = self.self_attn, self.mlp
+        x, normed = normed_sum(self.input_layernorm, attention.qkv_proj, x, more)
+        x, normed = normed_sum(self.post_attention_layernorm, mlp.gate_up_proj, x, attention(normed, cos, sin, kv))
+        return x, mlp(normed)
 
     def _of_few(self, x: Tensor, cos: Tensor, sin: Tensor, kv: KeyValues) -> Tensor:
         kernels, attention, mlp = fused_linear(), self.self_attn, self.mlp

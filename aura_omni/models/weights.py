@@ -25,8 +25,11 @@ class Linear(nn.Linear):
         super().__init__(in_features, out_features, bias=bias)
         self.register_buffer("scale", None)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) if self.scale is None else fp8.linear(x, self.weight, self.scale)
+    def forward(self, x: Tensor | fp8.Rows) -> Tensor:
+        if self.scale is not None:
+            return fp8.linear(x, self.weight, self.scale)
+        assert isinstance(x, Tensor)
+        return super().forward(x)
 
 
 class StackedLinear(Linear):

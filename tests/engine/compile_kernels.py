@@ -130,6 +130,9 @@ def launches() -> Iterator[Callable[[], object]]:
         yield partial(fused.silu_mul, made(rows, 24_576))
         yield partial(fused_fp8.quantized, made(rows, 12_288))
         yield partial(fused_fp8.quantized, made(rows, 4_096, dtype=torch.float32))
+        yield partial(fused_fp8.silu_mul, made(rows, 24_576))
+        for more in (None, made(rows, 4_096)):
+            yield partial(fused_fp8.normed_sum, made(rows, 4_096), more, made(4_096), 1e-6)
     angles = made(920, 72, dtype=torch.float32)
     yield partial(fused.turn_patches, made(1, 920, 3 * 1_152), angles, angles, 16)
     draw = made(8, 3, dtype=torch.float32), integers(8, 3)

@@ -67,7 +67,8 @@ def test_a_product_is_that_of_what_both_stand_for(rows: int) -> None:
     ours = fp8.linear(x, *fp8.quantized(weight))
     true = stands_for(*fp8.quantized(x)) @ stands_for(*fp8.quantized(weight)).T
     assert ours.dtype == DTYPE
-    torch.testing.assert_close(ours.double(), true, rtol=1e-2 if torch.bfloat16 == DTYPE else 1e-5, atol=1e-2)
+    # Bfloat16 rounds once more, and tensor cores add up with few bits.
+    assert (ours.double() - true).std() < (6e-3 if DTYPE == torch.bfloat16 else 1e-6) * true.std()
 
 
 def test_matrices_of_a_decoder_have_eight_bits_and_nothing_else_has() -> None:
