@@ -15,7 +15,8 @@ from aura_omni.models.weights import Layout, Linear, in_eight_bits, slots, to_pu
 from aura_omni.nano.random_family import fill
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
+# Bfloat16 rounds a sum once more, and tensor cores add up with few bits: part of the spread of sums.
+DTYPE, LIMIT = (torch.bfloat16, 6e-3) if DEVICE.type == "cuda" else (torch.float32, 1e-6)
 CONFIG = DecoderConfig(
     layers=2,
     hidden=48,
@@ -67,8 +68,7 @@ def test_a_product_is_that_of_what_both_stand_for(rows: int) -> None:
     ours = fp8.linear(x, *fp8.quantized(weight))
     true = stands_for(*fp8.quantized(x)) @ stands_for(*fp8.quantized(weight)).T
     assert ours.dtype == DTYPE
-    # Bfloat16 rounds once more, and tensor cores add up with few bits.
-    assert (ours.double() - true).std() < (1e-6 if DTYPE == torch.float32 else 6e-3) * true.std()
+    assert (ours.double() - true).std() < LIMIT * true.std()
 
 
 def test_matrices_of_a_decoder_have_eight_bits_and_nothing_else_has() -> None:
