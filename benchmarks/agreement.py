@@ -13,13 +13,13 @@ logits of its place. On a GPU, `--rows 8` takes the kernels of decoding; left ou
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from true_size import Report, machine, made_up_weights
@@ -29,13 +29,14 @@ from aura_omni.engine.loader import Checkpoint
 from aura_omni.engine.sequence import Batch
 from aura_omni.engine.sequence import Sequence as Generation
 from aura_omni.flow import Audio, Message, Text
+from aura_omni.media.audio import decode_audio, resample
 from aura_omni.models.layers import DenseKV
+from aura_omni.models.qwen3_asr import SAMPLE_RATE
 from aura_omni.nano.published import TRUE
 from aura_omni.nano.random_family import write_family
 from aura_omni.stages.asr import SAMPLING, AsrStage
 from aura_omni.stages.aura import AuraStage
 from tests.nano.shown import CASES, seen
-from training.asr.opus import RATE, clips
 
 STAGES = ("asr", "aura")
 ALL = 1 << 20  # rows, in one step
@@ -126,10 +127,11 @@ def forced(stage: AsrStage | AuraStage, sequence: Generation, *, rows: int) -> T
 def heard(stage: AsrStage) -> Iterator[Generation]:
     """Recordings, and behind each what is said in it."""
     for voice in VOICES:
-        for number, (samples, text) in enumerate(clips(RECORDINGS / f"{voice}.opus")):
-            if number == CLIPS:
-                break
-            sound = Audio(samples.astype(np.float32) / 2**15, RATE, f"{voice} {number}".encode())
+        file = RECORDINGS / f"{voice}.opus"
+        recording = decode_audio(file.read_bytes(), max_s=600)
+        samples = resample(recording.samples, recording.rate, SAMPLE_RATE)
+        for start, count, text in json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))[:CLIPS]:
+            sound = Audio(samples[start : start + count], SAMPLE_RATE, f"{voice} {start}".encode())
             sequence = stage.sequence(stage.prompt(sound, language="en"), SAMPLING, on_output=_ignore, on_end=_ignore)
             sequence.tokens += [*stage.tokenizer.encode(text), stage.tokenizer.id("<|im_end|>")]
             yield sequence
