@@ -54,9 +54,9 @@ def test_one_wrong_scale_of_each_matrix_is_noticed(
 ) -> None:
     quantized = fp8.quantized
 
-    def wrong(x: Tensor) -> tuple[Tensor, Tensor]:
+    def wrong(x: Tensor) -> fp8.Rows:
         values, scale = quantized(x)
-        return values, scale * (1 + (torch.arange(len(scale), device=scale.device) == 0))
+        return fp8.Rows(values, scale * (1 + (torch.arange(len(scale), device=scale.device) == 0)))
 
     monkeypatch.setattr(fp8, "quantized", wrong)
     assert not within_limits(benchmark, name)
@@ -67,9 +67,9 @@ def test_one_wrong_scale_of_each_matrix_is_noticed(
 def test_a_bit_less_is_noticed(benchmark: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     quantized = fp8.quantized
 
-    def coarser(x: Tensor) -> tuple[Tensor, Tensor]:
+    def coarser(x: Tensor) -> fp8.Rows:
         values, scale = quantized(x)
-        return values.to(torch.float8_e5m2).to(fp8.FP8), scale
+        return fp8.Rows(values.to(torch.float8_e5m2).to(fp8.FP8), scale)
 
     monkeypatch.setattr(fp8, "quantized", coarser)
     assert not within_limits(benchmark, name)
