@@ -8,7 +8,7 @@ Rounds where the plain code of `layers` rounds, but for the norm of more than tw
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -18,48 +18,94 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aura_omni.models import fused_tiles
 from aura_omni.models.fused import starts_early
+from aura_omni.models.fused_tiles import POLICY, nothing
 
 MOST_ROWS = 16
-ONE_BY_ONE = 2  # up to so many rows are multiplied one by one; each takes 2 us, tensor cores take the same for all
 MOST_WIDTH = 2_048  # wider layers do not wait for launches, and a program could not hold their rows
-COLUMNS, WARPS = 4, 8  # outputs of one program
 
 
-@triton.jit(do_not_specialize=["rows"])  # one program for 1 and for 2 rows
-def _rows_kernel(
-    x_ptr, norm_ptr, weight_ptr, more_ptr, out_ptr, rows, size_in, size_out, eps,
-    NORMED: tl.constexpr, GATED: tl.constexpr, ADDED: tl.constexpr, WIDTH: tl.constexpr, COLUMNS_: tl.constexpr,
-    EARLY: tl.constexpr,
+@triton.jit
+def _product(weights, x, PARTS: tl.constexpr):
+    """Sums [C] of the parts' weights [C, P] times their inputs [P]."""
+    out = weights[0].to(tl.float32) * x[0][None, :]
+    for part in tl.static_range(1, PARTS):
+        out += weights[part].to(tl.float32) * x[part][None, :]
+    return tl.sum(out, 1)
+
+
+@triton.jit
+def _row_kernel(
+    x_ptr, norm_ptr, weight_ptr, scale_ptr, more_ptr, out_ptr, size_in, size_out, eps,
+    NORMED: tl.constexpr, GATED: tl.constexpr, ADDED: tl.constexpr, SCALED: tl.constexpr,
+    PART: tl.constexpr, PARTS: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Program: COLUMNS_ outputs of all rows. EARLY: it may begin before the kernel in front of it has ended."""
-    column, dims = tl.program_id(0) * COLUMNS_ + tl.arange(0, COLUMNS_), tl.arange(0, WIDTH)
-    wanted, inside = column < size_out, dims < size_in
+    """Program: COLUMNS outputs. EARLY: it may begin before the kernel in front of it has ended."""
+    tl.static_assert(PARTS == 1 or not NORMED)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    wanted, ups = column < size_out, size_out.to(tl.int64) * size_in
     if EARLY:
         gdc_launch_dependents()
-    held = wanted[:, None] & inside[None, :]
-    at = column[:, None].to(tl.int64) * size_in + dims[None, :]
-    weight = tl.load(weight_ptr + at, mask=held, other=0.0)
-    if GATED:
-        up = tl.load(weight_ptr + size_out.to(tl.int64) * size_in + at, mask=held, other=0.0)
+    weights, up_weights, x = nothing(), nothing(), nothing()
+    for part in tl.static_range(PARTS):
+        dims = part * PART + tl.arange(0, PART)
+        held = wanted[:, None] & (dims < size_in)[None, :]
+        at = column[:, None].to(tl.int64) * size_in + dims[None, :]
+        weights += (tl.load(weight_ptr + at, mask=held, other=0.0, eviction_policy=POLICY),)
+        if GATED:
+            up_weights += (tl.load(weight_ptr + ups + at, mask=held, other=0.0, eviction_policy=POLICY),)
+    if SCALED:
+        scale = tl.load(scale_ptr + column, mask=wanted, other=0.0)
+        if GATED:
+            up_scale = tl.load(scale_ptr + size_out + column, mask=wanted, other=0.0)
     if NORMED:
-        norm = tl.load(norm_ptr + dims, mask=inside, other=0.0).to(tl.float32)
+        norm = tl.load(norm_ptr + tl.arange(0, PART), mask=tl.arange(0, PART) < size_in, other=0.0).to(tl.float32)
     if EARLY:
         gdc_wait()
     kind: tl.constexpr = x_ptr.dtype.element_ty
-    for row in range(rows):
-        x = tl.load(x_ptr + row * size_in + dims, mask=inside, other=0.0).to(tl.float32)
-        if NORMED:
-            scale = tl.rsqrt(tl.sum(x * x, 0) / size_in + eps)
-            x = ((x * scale).to(kind).to(tl.float32) * norm).to(kind).to(tl.float32)
-        out = tl.sum(weight.to(tl.float32) * x[None, :], 1).to(kind)
-        if GATED:
-            gate = out.to(tl.float32)
-            out = (gate / (1.0 + tl.exp(-gate))).to(kind) * tl.sum(up.to(tl.float32) * x[None, :], 1).to(kind)
-        place = row * size_out + column
-        if ADDED:
-            more = tl.load(more_ptr + place, mask=wanted, other=0.0)
-            out = (out.to(tl.float32) + more.to(tl.float32)).to(kind)
-        tl.store(out_ptr + place, out, mask=wanted)
+    for part in tl.static_range(PARTS):
+        dims = part * PART + tl.arange(0, PART)
+        x += (tl.load(x_ptr + dims, mask=dims < size_in, other=0.0).to(tl.float32),)
+    if NORMED:
+        root = tl.rsqrt(tl.sum(x[0] * x[0], 0) / size_in + eps)
+        x = (((x[0] * root).to(kind).to(tl.float32) * norm).to(kind).to(tl.float32),)
+    out = _product(weights, x, PARTS)
+    if SCALED:
+        out *= scale
+    out = out.to(kind)
+    if GATED:
+        gate, up = out.to(tl.float32), _product(up_weights, x, PARTS)
+        if SCALED:
+            up *= up_scale
+        out = (gate / (1.0 + tl.exp(-gate))).to(kind) * up.to(kind)
+    if ADDED:
+        more = tl.load(more_ptr + column, mask=wanted, other=0.0)
+        out = (out.to(tl.float32) + more.to(tl.float32)).to(kind)
+    tl.store(out_ptr + column, out, mask=wanted)
+
+
+class Plan(NamedTuple):
+    """Of a single row: how many outputs a program has, and of how many warps it is."""
+
+    columns: int
+    warps: int
+
+
+def plan(size_out: int, row_bytes: int) -> Plan:
+    """For outputs that take `row_bytes` of weight each.
+
+    What was fastest on an H200: programs that hold 32 KB, as long as there are some for each multiprocessor.
+    """
+    most = 1 << max(1, size_out // 512).bit_length() - 1
+    columns = min(most, triton.next_power_of_2(triton.cdiv(32_768, row_bytes)))
+    return Plan(columns, 4 if size_out // columns >= 1_024 else 8)
+
+
+def _parted(size_in: int, *, normed: bool) -> tuple[int, int]:
+    """Inputs as parts of a power of 2: of 12,288, three of 4,096. Length and number of them."""
+    part = size_in & -size_in
+    if normed or part < 1_024:
+        part = max(16, triton.next_power_of_2(size_in))
+    return part, triton.cdiv(size_in, part)
 
 
 def _launched(
@@ -70,39 +116,43 @@ def _launched(
     norm: Tensor | None = None,
     eps: float = 0.0,
     more: Tensor | None = None,
+    scale: Tensor | None = None,
     gated: bool = False,
 ) -> Tensor:
     rows, size_in = x.shape
-    if rows > ONE_BY_ONE:
-        return fused_tiles.launched(x, weight, out, norm=norm, eps=eps, more=more, gated=gated)
+    if rows > 1:
+        return fused_tiles.launched(x, weight, out, norm=norm, eps=eps, more=more, scale=scale, gated=gated)
     size_out = out.shape[1]
+    columns, warps = plan(size_out, size_in * weight.itemsize * (2 if gated else 1))
+    part, parts = _parted(size_in, normed=norm is not None)
     early = starts_early(x.device)
     options: dict[str, Any] = {"launch_pdl": True} if early else {}
-    _rows_kernel[(triton.cdiv(size_out, COLUMNS),)](
-        x, x if norm is None else norm, weight, x if more is None else more, out, rows, size_in, size_out, eps,
-        NORMED=norm is not None, GATED=gated, ADDED=more is not None, WIDTH=max(16, triton.next_power_of_2(size_in)),
-        COLUMNS_=COLUMNS, EARLY=early, num_warps=WARPS, **options,
+    _row_kernel[(triton.cdiv(size_out, columns),)](
+        x, x if norm is None else norm, weight, x if scale is None else scale, x if more is None else more, out,
+        size_in, size_out, eps, NORMED=norm is not None, GATED=gated, ADDED=more is not None, SCALED=scale is not None,
+        PART=part, PARTS=parts, COLUMNS=columns, EARLY=early, num_warps=warps, **options,
     )  # fmt: skip
     return out
 
 
 def takes(x: Tensor) -> bool:
     """Whether these kernels are for x [N, H]."""
-    most = MOST_ROWS if x.dtype.itemsize == 2 else ONE_BY_ONE  # tensor cores take no float32
+    most = MOST_ROWS if x.dtype.itemsize == 2 else 1  # tensor cores take no float32
     return len(x) <= most and x.shape[1] <= MOST_WIDTH
 
 
-def normed_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
+def normed_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor, *, scale: Tensor | None = None) -> Tensor:
     """x [N, H], normed by norm [H], times weight [O, H] -> [N, O]."""
-    return _launched(x.contiguous(), weight, x.new_empty(len(x), len(weight)), norm=norm, eps=eps)
+    return _launched(x.contiguous(), weight, x.new_empty(len(x), len(weight)), norm=norm, eps=eps, scale=scale)
 
 
-def normed_swiglu(x: Tensor, norm: Tensor, eps: float, gate_up: Tensor) -> Tensor:
+def normed_swiglu(x: Tensor, norm: Tensor, eps: float, gate_up: Tensor, *, scale: Tensor | None = None) -> Tensor:
     """x [N, H], normed by norm [H] -> silu(gate) * up [N, I], of both of gate_up [2 I, H]."""
-    return _launched(x.contiguous(), gate_up, x.new_empty(len(x), len(gate_up) // 2), norm=norm, eps=eps, gated=True)
+    out = x.new_empty(len(x), len(gate_up) // 2)
+    return _launched(x.contiguous(), gate_up, out, norm=norm, eps=eps, scale=scale, gated=True)
 
 
-def linear_added(x: Tensor, weight: Tensor, more: Tensor) -> Tensor:
+def linear_added(x: Tensor, weight: Tensor, more: Tensor, *, scale: Tensor | None = None) -> Tensor:
     """more [N, O] plus x [N, H] times weight [O, H], which is rounded before: -> [N, O]."""
     more = more.contiguous()
-    return _launched(x.contiguous(), weight, torch.empty_like(more), more=more)
+    return _launched(x.contiguous(), weight, torch.empty_like(more), more=more, scale=scale)

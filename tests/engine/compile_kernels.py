@@ -22,10 +22,16 @@ from aura_omni.models.codec_fused import FusedStep
 from aura_omni.models.weights import Prepared
 from tests.models.codec_reference import PUBLISHED
 
+BYTES = torch.float8_e4m3fn
 HOPPER = GPUTarget("cuda", 90, 32)
-TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64", torch.int32: "*i32", torch.uint8: "*u8"}
-TYPES[fp8.FP8] = "*fp8e4nv"
-
+TYPES = {
+    torch.float32: "*fp32",
+    torch.bfloat16: "*bf16",
+    BYTES: "*fp8e4nv",
+    torch.int64: "*i64",
+    torch.int32: "*i32",
+    torch.uint8: "*u8",
+}
 
 MODULES = (fused, fused_fp8, fused_linear, fused_tiles, fused_sampler, paged_attention, codec_kernels)
 
@@ -71,6 +77,10 @@ def made(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
+def scale_of(weight: torch.Tensor) -> torch.Tensor | None:
+    return made(len(weight), dtype=torch.float32) if weight.dtype == BYTES else None
+
+
 def integers(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
     return made(*shape, dtype=dtype)
 
@@ -100,12 +110,15 @@ def launches() -> Iterator[Callable[[], object]]:
             page_size=16,
             **chunk,
         )
-    for hidden, wide, inner in ((2_048, 4_096, 6_144), (1_024, 4_096, 3_072)):
-        for rows in (1, 8, 16):
-            x = made(rows, hidden)
-            yield partial(fused_linear.normed_linear, x, made(hidden), 1e-6, made(wide, hidden))
-            yield partial(fused_linear.normed_swiglu, x, made(hidden), 1e-6, made(2 * inner, hidden))
-            yield partial(fused_linear.linear_added, made(rows, inner), made(hidden, inner), x)
+    for hidden, wide, inner in ((4_096, 6_144, 12_288), (2_048, 4_096, 6_144), (1_024, 4_096, 3_072)):
+        for rows, dtype in ((1, torch.bfloat16), (8, torch.bfloat16), (16, torch.bfloat16), (1, BYTES), (8, BYTES)):
+            x, norm = made(rows, hidden), made(hidden)
+            qkv, both, down = (
+                made(*shape, dtype=dtype) for shape in ((wide, hidden), (2 * inner, hidden), (hidden, inner))
+            )
+            yield partial(fused_linear.normed_linear, x, norm, 1e-6, qkv, scale=scale_of(qkv))
+            yield partial(fused_linear.normed_swiglu, x, norm, 1e-6, both, scale=scale_of(both))
+            yield partial(fused_linear.linear_added, made(rows, inner), down, x, scale=scale_of(down))
     for batch, steps in ((1, 2), (8, 1)):
         held, turns = made(batch, 8, 16, 128), made(batch * steps, 128)
         yield partial(

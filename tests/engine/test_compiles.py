@@ -24,7 +24,7 @@ def test_kernels_compile_for_the_gpus_they_are_meant_for(tmp_path: Path) -> None
         "_decode_kernel",
         "_prefill_kernel",
         "_tiles_kernel",
-        "_rows_kernel",
+        "_row_kernel",
         "_dense_kernel",
         "_pick_kernel",
         "_conv_kernel",

@@ -25,6 +25,7 @@ from aura_omni.models import fused, fused_fp8, fused_linear, fused_tiles  # noqa
 PAGE = 16
 # The interpreter takes products of bfloat16 for products of integers.
 HALF = (torch.bfloat16, 2e-2) if DEVICE.type == "cuda" else (torch.float16, 3e-3)
+HALF_ONLY = pytest.mark.parametrize(("dtype", "limit"), [HALF])
 PRECISION = pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 2e-5), HALF])
 
 
@@ -407,18 +408,13 @@ def test_activations_give_eight_bits(dtype: torch.dtype, limit: float, size: int
 @pytest.mark.parametrize(
     ("rows", "size_in", "size_out"),
     [
-        *[(1, 1_024, 48), (2, 300, 5), (1, 6_144, 16)],  # one by one
+        *[(1, 1_024, 48), (2, 300, 5), (1, 6_144, 16), (2, 12_288, 7)],  # one by one
         *[(3, 48, 40), (4, 2_048, 33), (8, 1_024, 40), (9, 300, 5), (16, 2_048, 50)],
-        *[(5, 3_072, 20), (16, 6_144, 16), (8, 4_500, 25)],  # in parts
+        *[(5, 3_072, 20), (16, 6_144, 16), (8, 4_500, 25), (3, 4_096, 40)],  # in parts
     ],
 )
 def test_products_with_what_is_around_them(
-    dtype: torch.dtype,
-    limit: float,
-    rows: int,
-    size_in: int,
-    size_out: int,
-    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype, limit: float, rows: int, size_in: int, size_out: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fused_tiles, "PROGRAMS", 1)  # as if many tiles were to be shared out
     if DEVICE.type == "cuda" and dtype == torch.float32 and rows > fused_linear.ONE_BY_ONE:
@@ -431,9 +427,35 @@ def test_products_with_what_is_around_them(
         product, sums = F.linear(norm(x), half), more + F.linear(x, half)
         gate, up = F.linear(norm(x), weight).split(size_out, dim=1)
     assert_close(fused_linear.linear_added(x, half, more), sums, limit)
-    if size_in <= fused_linear.MOST_WIDTH or rows == 1:
-        assert_close(fused_linear.normed_linear(x, norm.weight, norm.eps, half), product, limit)
-        assert_close(fused_linear.normed_swiglu(x, norm.weight, norm.eps, weight), F.silu(gate) * up, limit)
+    assert_close(fused_linear.normed_linear(x, norm.weight, norm.eps, half), product, limit)
+    assert_close(fused_linear.normed_swiglu(x, norm.weight, norm.eps, weight), F.silu(gate) * up, limit)
+
+
+@LOOPS
+@HALF_ONLY
+@pytest.mark.parametrize(
+    ("rows", "size_in", "size_out"),
+    [(1, 1_024, 24), (2, 300, 5), (3, 300, 5), (8, 4_096, 24), (16, 3_072, 25), (1, 12_288, 8), (8, 12_288, 16)],
+)
+def test_weights_of_8_bits_are_multiplied_as_what_they_stand_for(
+    dtype: torch.dtype, limit: float, rows: int, size_in: int, size_out: int
+) -> None:
+    torch.manual_seed(0)
+    x, norm = torch.randn(rows, size_in).to(DEVICE, dtype), norm_of(size_in, dtype)
+    weight = torch.randn(2 * size_out, size_in).to(torch.float8_e4m3fn).to(DEVICE)
+    scale = ((torch.rand(2 * size_out) + 0.5) / size_in**0.5).to(DEVICE)
+    more, half = torch.randn(rows, size_out).to(DEVICE, dtype), weight[:size_out]
+    real = weight.float() * scale[:, None]
+    with torch.enable_grad():
+        wide = RMSNorm(size_in, norm.eps).to(DEVICE)
+        wide.weight.data.copy_(norm.weight)
+        gate, up = F.linear(wide(x.float()), real).split(size_out, dim=1)
+    sums = more + F.linear(x.float(), real[:size_out]).to(dtype)
+    assert_close(fused_linear.linear_added(x, half, more, scale=scale[:size_out]), sums, limit)
+    found = fused_linear.normed_linear(x, norm.weight, norm.eps, half, scale=scale[:size_out])
+    assert_close(found, gate.to(dtype), limit)
+    found = fused_linear.normed_swiglu(x, norm.weight, norm.eps, weight, scale=scale)
+    assert_close(found, (F.silu(gate) * up).to(dtype), limit)
 
 
 @pytest.mark.parametrize(
