@@ -125,7 +125,7 @@ class DecoderLayer(nn.Module):
 
         Of a few rows it is already summed.
         """
-        if few(x) and self.mlp.down_proj.scale is None:
+        if few(x):
             return self._of_few(_summed(x, more), cos, sin, kv), None
         attention, mlp = self.self_attn, self.mlp
         x, normed = normed_sum(self.input_layernorm, attention.qkv_proj, x, more)
@@ -135,10 +135,11 @@ class DecoderLayer(nn.Module):
     def _of_few(self, x: Tensor, cos: Tensor, sin: Tensor, kv: KeyValues) -> Tensor:
         kernels, attention, mlp = fused_linear(), self.self_attn, self.mlp
         before, after = self.input_layernorm, self.post_attention_layernorm
-        qkv = kernels.normed_linear(x, before.weight, before.eps, attention.qkv_proj.weight)
-        x = kernels.linear_added(attention.attended(qkv, cos, sin, kv), attention.o_proj.weight, x)
-        inner = kernels.normed_swiglu(x, after.weight, after.eps, mlp.gate_up_proj.weight)
-        return kernels.linear_added(inner, mlp.down_proj.weight, x)
+        qkv, out, gate_up, down = attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj
+        mixed = kernels.normed_linear(x, before.weight, before.eps, qkv.weight, scale=qkv.scale)
+        x = kernels.linear_added(attention.attended(mixed, cos, sin, kv), out.weight, x, scale=out.scale)
+        inner = kernels.normed_swiglu(x, after.weight, after.eps, gate_up.weight, scale=gate_up.scale)
+        return kernels.linear_added(inner, down.weight, x, scale=down.scale)
 
 
 def _summed(x: Tensor, more: Tensor | None) -> Tensor:

@@ -15,6 +15,8 @@ from aura_omni.flow import Sampling
 from aura_omni.models import fp8, layers, qwen3, qwen3_vl
 from aura_omni.models.layers import DenseKV, RMSNorm, Rope, rotate
 from aura_omni.models.qwen3 import Decoder, DecoderConfig
+from aura_omni.models.weights import Linear, in_eight_bits
+from tests.models.test_fp8 import CONFIG
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytest.importorskip("triton")
@@ -515,3 +517,35 @@ def test_a_decoder_of_a_few_rows_is_the_plain_one(
         assert_close(one, other, 5 * limit)
     products = {2: 2 * 2 * 4} if dtype == torch.float32 else {2: 2 * 2 * 4, 4: 2 * 4, 16: 2 * 4}
     assert Counter(taken) == products
+
+
+@LOOPS
+@PRECISION
+def test_a_few_rows_meet_weights_in_eight_bits_as_they_are(
+    dtype: torch.dtype, limit: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else is rounded to eight bits: the same as by a decoder that has what those weights stand for."""
+    torch.manual_seed(0)
+    eight, plain = (Decoder(CONFIG).to(DEVICE, dtype).requires_grad_(False) for _ in range(2))
+    plain.load_state_dict(eight.state_dict())
+    in_eight_bits(eight)
+    for one, other in zip(eight.modules(), plain.modules(), strict=True):
+        if isinstance(one, Linear):
+            assert one.scale is not None
+            other.weight.data = (one.weight.float() * one.scale[:, None]).to(dtype)
+
+    def outputs(decoder: Decoder) -> list[Tensor]:
+        kv, found = DenseKV(2, 1, 64, 2, 16, dtype=dtype, device=DEVICE), []
+        for count in (1, 2, 1, 5, 16) if dtype != torch.float32 else (1, 1):
+            x = torch.randn(count, 48, generator=torch.Generator().manual_seed(count)).to(DEVICE, dtype)
+            found.append(decoder(x, torch.arange(kv.length, kv.length + count, device=DEVICE), kv))
+            kv.advance()
+        return found
+
+    with torch.enable_grad():
+        expected = outputs(plain)
+    for module in (layers, qwen3):
+        monkeypatch.setattr(module, "fusible", lambda x: True)
+    monkeypatch.setattr(fp8, "linear", lambda *_: pytest.fail("rows were rounded"))
+    for one, other in zip(outputs(eight), expected, strict=True):
+        assert_close(one, other, 5 * limit)
