@@ -22,10 +22,13 @@ from aura_omni.engine.runner import ArRunner
 from aura_omni.engine.seats import Seats
 from aura_omni.engine.stage_model import Runner, StageModel
 from aura_omni.engine.steps import graph_bytes
+from aura_omni.errors import ConfigError
 from aura_omni.flow import Report, Sampling, StageName, unreported
+from aura_omni.models import fp8
 from aura_omni.models.codec import CodecDecoder
 from aura_omni.models.codec_encoder import CodecEncoder
 from aura_omni.models.qwen3 import Decoder, DecoderLayer
+from aura_omni.models.weights import Linear
 from aura_omni.stages import asr, aura, vocoder
 from aura_omni.stages.asr import AsrStage
 from aura_omni.stages.aura import AuraStage
@@ -191,13 +194,13 @@ def _site(stage: StageConfig, device: torch.device | None = None, *, alone: bool
         fixed = weight_bytes(encoder, torch.float32) + (stage.max_num_seqs + 1) * decoder.state_bytes(dtype)
         return _Site(stage, checkpoint, device, dtype, None, 0, _needs(stage, networks, dtype, fixed=fixed))
     if stage.name == "asr":
-        hearing = AsrStage.network_of(checkpoint)
+        hearing = AsrStage.network_of(checkpoint, fp8=stage.quantization is not None)
         return _ar_site(
             stage, checkpoint, device, dtype, [hearing], hearing.decoder, hearing.config.vocabulary,
             encoder=HearingGraphs.bytes(hearing.config.encoder, dtype), alone=alone and device.type == "cuda",
         )  # fmt: skip
     if stage.name == "aura":
-        seeing = AuraStage.network_of(checkpoint)
+        seeing = AuraStage.network_of(checkpoint, fp8=stage.quantization is not None)
         return _ar_site(
             stage, checkpoint, device, dtype, [seeing], seeing.decoder, seeing.config.vocabulary,
             encoder=TowerGraphs.bytes(seeing.config.vision, dtype), adds=len(seeing.config.vision.deepstack_layers),
@@ -233,6 +236,8 @@ def _ar_site(
 ) -> _Site:
     """encoder: bytes that graphs of the stage's encoder hold on to; adds: as `StageModel` has them; more: other bytes it always holds;
     alone: it has a GPU to itself."""
+    if stage.quantization is not None:
+        _check_eight_bits(stage, decoder, device, dtype)
     positions = decoder.config.max_positions
     length = min(stage.max_model_len or positions, positions)
     fixed = more + Seats.bytes(stage.max_num_seqs, hidden=decoder.config.hidden, vocabulary=vocabulary, dtype=dtype)
@@ -240,6 +245,29 @@ def _ar_site(
         fixed += encoder + graph_bytes(decoder.config.hidden, adds, dtype, long=alone)
     needs = _needs(stage, networks, dtype, kv=decoder.kv_bytes_per_token(dtype), length=length, fixed=fixed)
     return _Site(stage, checkpoint, device, dtype, decoder, length, needs, alone)
+
+
+def _check_eight_bits(stage: StageConfig, decoder: Decoder, device: torch.device, dtype: torch.dtype) -> None:
+    """Raises ConfigError where tensor cores do not take the matrices of the decoder; a CPU takes all."""
+    if device.type != "cuda":
+        return
+    asked = f"stage {stage.stage_id} ({stage.name}): quantization is {stage.quantization!r}"
+    if torch.cuda.get_device_capability(device) < fp8.LEAST_CAPABILITY:
+        major, minor = fp8.LEAST_CAPABILITY
+        raise ConfigError(
+            f"{asked}, which takes a GPU of compute capability {major}.{minor} or more, and {torch.cuda.get_device_name(device)} "
+            "has less. Leave it out"
+        )
+    if dtype != torch.bfloat16:
+        raise ConfigError(
+            f"{asked}, with which a GPU computes in bfloat16, but dtype is {stage.dtype!r}. Leave one of them out"
+        )
+    for name, part in decoder.named_modules():
+        if isinstance(part, Linear) and (part.in_features % fp8.MULTIPLE or part.out_features % fp8.MULTIPLE):
+            raise ConfigError(
+                f"{asked}, but {name} of checkpoint {stage.model} is {part.in_features} by {part.out_features}; on a GPU both "
+                f"must be multiples of {fp8.MULTIPLE}. Leave it out"
+            )
 
 
 def _dtype(stage: StageConfig, device: torch.device) -> torch.dtype:
@@ -350,7 +378,13 @@ def _runner(
 
 
 def _load_asr(site: _Site) -> AsrStage:
-    return AsrStage.load(site.checkpoint, device=site.device, dtype=site.dtype, max_model_len=site.max_model_len)
+    return AsrStage.load(
+        site.checkpoint,
+        device=site.device,
+        dtype=site.dtype,
+        max_model_len=site.max_model_len,
+        fp8=site.config.quantization is not None,
+    )
 
 
 def _load_aura(site: _Site) -> AuraStage:
@@ -360,6 +394,7 @@ def _load_aura(site: _Site) -> AuraStage:
         dtype=site.dtype,
         max_model_len=site.max_model_len,
         picture_cache_bytes=picture_cache_bytes(site.config),
+        fp8=site.config.quantization is not None,
     )
 
 

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from features import FEATURES, without
-from true_size import Report, described, machine, memory, true_config
+from true_size import QUANTIZED, Report, described, machine, memory, true_config
 
 from aura_omni import assembly
 from aura_omni.engine.engine import Engine
@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=STAGES, help="only these; others are not loaded")
     parser.add_argument("--in-memory", action="store_true", help="weights are made up on the GPU, not written and read")
+    parser.add_argument("--fp8", nargs="+", choices=QUANTIZED, default=(), help="these with weights in eight bits")
     parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
     parser.add_argument("--without", nargs="+", choices=FEATURES, default=(), help="plainer, as features.py says")
     parser.add_argument("--profile", action="store_true", help="with the time of kernels, and which they are")
@@ -55,7 +56,7 @@ def main() -> None:
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")  # what loading takes, stage by stage
     report = Report(arguments.out)
-    report.add("machine", {**machine(), "without": arguments.without})
+    report.add("machine", {**machine(), "without": arguments.without, "fp8": arguments.fp8})
     with without(arguments.without):
         measure(arguments, report)
 
@@ -65,7 +66,7 @@ def measure(arguments: argparse.Namespace, report: Report) -> None:
     wanted = set(arguments.stages)
     if wanted & SPEECH:
         wanted |= SPEECH
-    config = true_config(arguments.folder, eager=arguments.eager)
+    config = true_config(arguments.folder, eager=arguments.eager, fp8=arguments.fp8)
     # A stage that is only there because another one needs it gets no graphs.
     stages = [stage for stage in config.stages if stage.name in wanted]
     stages = [stage if stage.name in arguments.stages else replace(stage, enforce_eager=True) for stage in stages]

@@ -15,7 +15,7 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ from aura_omni.models.weights import Layout
 from aura_omni.nano.published import TRUE
 from aura_omni.nano.random_family import fill, write_family
 from aura_omni.pipeline import Pipeline
+
+QUANTIZED = {"asr": "0", "aura": "1"}  # stages whose weights can have eight bits
 
 
 def main() -> None:
@@ -103,10 +105,10 @@ def load_pipeline(folder: Path, *, eager: bool) -> Pipeline:
     return Pipeline.load(true_config(folder, eager=eager))
 
 
-def true_config(folder: Path, *, eager: bool) -> Config:
-    options = Options(
-        deploy_config="aura_omni.yaml", stage_overrides=json.dumps(true_stages(folder)), enforce_eager=eager or None
-    )
+def true_config(folder: Path, *, eager: bool, fp8: Iterable[str] = ()) -> Config:
+    """fp8: stages that have their weights in eight bits."""
+    stages = in_eight_bits(true_stages(folder), fp8)
+    options = Options(deploy_config="aura_omni.yaml", stage_overrides=json.dumps(stages), enforce_eager=eager or None)
     return load(options, environ={}, platform="cuda")
 
 
@@ -118,6 +120,32 @@ def true_stages(folder: Path) -> dict[str, dict[str, Any]]:
     for stage, seats in {"0": 128, "1": 32, "2": 64, "3": 64}.items():
         stages[stage]["max_num_seqs"] = seats
     return stages
+
+
+def in_eight_bits(stages: dict[str, dict[str, Any]], names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Overrides of the stages, those of the named ones with the weights in eight bits."""
+    for name in names:
+        stages[QUANTIZED[name]]["quantization"] = "fp8"
+    return stages
+
+
+@contextmanager
+def made_up_weights() -> Iterator[None]:
+    """While the context lasts no weights are read: they are made up, on the device, for whatever a checkpoint describes."""
+
+    def load(
+        checkpoint: Checkpoint,
+        network: torch.nn.Module,
+        layout: Layout,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        own: str = "",
+    ) -> None:
+        fill(network, layout, device=device, dtype=dtype)
+
+    with patch.object(Checkpoint, "load", load):
+        yield
 
 
 def stages_of(folder: Path) -> dict[str, dict[str, Any]]:

@@ -15,7 +15,7 @@ from aura_omni import assembly
 from aura_omni.assembly import assemble
 from aura_omni.engine.loader import Checkpoint
 from aura_omni.engine.memory import StageNeeds, plan_pages
-from aura_omni.errors import CheckpointError, DoesNotFit
+from aura_omni.errors import CheckpointError, ConfigError, DoesNotFit
 from aura_omni.stages.aura import AuraStage
 from tests.family import config, family, running
 
@@ -67,6 +67,40 @@ def test_what_pictures_may_take_is_part_of_a_stage_s_memory():
     stage = next(stage for stage in config().stages if stage.name == "aura")
     without = assembly._site(stage).needs.weight_bytes
     assert assembly._site(replace(stage, picture_cache_gib=0.5)).needs.weight_bytes == without + 2**29
+
+
+def test_weights_in_eight_bits_leave_their_room_to_the_cache():
+    def aura(**given: object):
+        return assembly._site(next(stage for stage in config(aura=given).stages if stage.name == "aura"))
+
+    plain, eight = aura(), aura(quantization="fp8")
+    decoder = aura().decoder.config
+    wide = decoder.heads * decoder.head_dim
+    inputs = decoder.hidden * (2 * decoder.kv_heads * decoder.head_dim + wide + 2 * decoder.intermediate)
+    numbers = decoder.layers * (inputs + wide * decoder.hidden + decoder.intermediate * decoder.hidden)
+    rows = decoder.layers * (
+        2 * decoder.kv_heads * decoder.head_dim + wide + 2 * decoder.intermediate + 2 * decoder.hidden
+    )
+    assert plain.needs.weight_bytes - eight.needs.weight_bytes == 3 * numbers - 4 * rows  # of float32
+    pages = [plan_pages(128 << 20, [site.needs], page_size=16)["aura"] for site in (plain, eight)]
+    assert pages[0] < pages[1]
+
+
+def test_a_gpu_that_does_not_multiply_eight_bits_is_refused(monkeypatch):
+    stage = next(stage for stage in config(asr={"quantization": "fp8"}).stages if stage.name == "asr")
+    decoder, cuda = assembly._site(stage).decoder, torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "an A100")
+
+    def refusal(capability: tuple[int, int], dtype: torch.dtype) -> str:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+        with pytest.raises(ConfigError) as refused:
+            assembly._check_eight_bits(stage, decoder, cuda, dtype)
+        return refused.value.message
+
+    assert "compute capability 8.9 or more, and an A100 has less" in refusal((8, 0), torch.bfloat16)
+    assert "computes in bfloat16" in refusal((8, 9), torch.float16)
+    decoder.layers[0].mlp.down_proj.in_features += 1
+    assert "layers.0.mlp.down_proj" in refusal((9, 0), torch.bfloat16)
 
 
 @pytest.fixture

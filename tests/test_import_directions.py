@@ -96,6 +96,7 @@ LAZY = {
     ("engine/loader.py", "huggingface_hub.errors"),
     ("engine/sampler.py", "aura_omni.engine"),
     ("models/codec.py", "aura_omni.models"),
+    ("models/fp8.py", "aura_omni.models"),
     ("models/layers.py", "aura_omni.models"),
     ("nano/__init__.py", "aura_omni.nano.random_family"),
 }

@@ -16,6 +16,7 @@ from aura_omni.flow import MediaLimits, StageName
 PipelineName = Literal["aura_omni", "qwen3_tts", "qwen3_asr"]
 Platform = Literal["cuda", "cpu"]
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
+Quantization = Literal["fp8"]
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8091
@@ -45,6 +46,7 @@ class StageConfig:
     revision: str | None
     device: int  # CUDA device number; on a machine without CUDA the stage runs on the CPU
     dtype: Dtype  # auto: bfloat16 on CUDA, float32 on the CPU
+    quantization: Quantization | None  # of the matrices of ASR's or AURA's decoder, made when they are loaded
     gpu_memory_utilization: float  # of the whole device: weights, KV pages and activations
     max_num_seqs: int  # sequences in one step
     max_num_batched_tokens: int  # rows in one step

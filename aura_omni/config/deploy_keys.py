@@ -91,6 +91,11 @@ def speech(value: Any, where: str) -> dict[str, Any]:
     return {key: SPEECH_KEYS[key](item, f"{where}.{key}") for key, item in value.items() if item is not None}
 
 
+def of_some_stages(value: Any, where: str) -> None:
+    """What only some stages can have is not set for all."""
+    raise ConfigError(f"{where} is {shown(value)}; it is a key of stages, and only of asr and aura. Set it there")
+
+
 TOP_KEYS: Mapping[str, Check] = {
     "pipeline": text,
     "served_model_name": texts,
@@ -106,6 +111,7 @@ TOP_KEYS: Mapping[str, Check] = {
     "stages": mapping,
     "platforms": mapping,
     "dtype": dtype,
+    "quantization": of_some_stages,
     "enable_prefix_caching": boolean,
     "trust_remote_code": boolean,
 }
@@ -145,6 +151,7 @@ STAGE_KEYS: Mapping[str, Check] = {
     "revision": text,
     "devices": device,
     "dtype": dtype,
+    "quantization": choice("fp8"),
     "gpu_memory_utilization": fraction,
     "max_num_seqs": whole(1),
     "max_num_batched_tokens": whole(1),
@@ -188,8 +195,7 @@ NEUTRAL: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "pipeline_parallel_size": ((1,), "a stage runs on one device"),
     "data_parallel_size": ((1,), "start one server per device instead"),
     "enable_expert_parallel": ((False,), "no stage has experts"),
-    "quantization": ((), "weights are served as they are stored; leave it out"),
-    "kv_cache_dtype": (("auto",), "the KV cache has the stage's dtype"),
+    "kv_cache_dtype": (("auto",), "the KV cache has the stage's dtype; only weights can have eight bits"),
     "config_format": (("auto", "hf"), "checkpoints are read in the published layout"),
     "load_format": (("auto", "safetensors"), "weights are read from safetensors"),
     "tokenizer_mode": (("auto",), "the checkpoint's own tokenizer is used"),

@@ -79,10 +79,15 @@ _DEFAULTS: Mapping[StageName, Mapping[str, Any]] = {
     "code2wav": {"max_num_seqs": 8, "max_num_batched_tokens": 65536, "max_model_len": 65536},
 }
 _SPEECH: tuple[StageName, ...] = ("talker", "code2wav")
+_NOT_QUANTIZED: Mapping[StageName, str] = {
+    "talker": "The Talker draws codes, and there is no check of what coarser weights do to speech",
+    "code2wav": "Code2Wav is convolutions, and its weights are small",
+}
 _COMMON: dict[str, Any] = {
     "enabled": True,
     "devices": 0,
     "dtype": "auto",
+    "quantization": None,
     "enforce_eager": False,
     "enable_prefix_caching": False,
 }
@@ -199,6 +204,11 @@ def _clean_stages(
             raise ConfigError(f"{where}: stage_id {number} is not in this pipeline; its stages are {known}")
         place = f"stage {number}"
         clean[number] = deploy_keys.check_stage(given, f"{where}[stage_id {number}]", place, notes)
+        if names[number] in _SPEECH and "quantization" in clean[number]:
+            raise ConfigError(
+                f"{where}[stage_id {number}]: quantization is {shown(clean[number]['quantization'])}; only asr and aura can "
+                f"have it. {_NOT_QUANTIZED[names[number]]}"
+            )
         if names[number] != "talker" and clean[number].get("subtalker_sampling_params"):
             notes.add("subtalker_sampling_params", True, place, "only the Talker has a code predictor")
         if names[number] == "code2wav" and clean[number].pop("default_sampling_params", None):
@@ -295,6 +305,7 @@ def _stage(name: StageName, number: int, effective: Mapping[str, Any], pipeline:
         revision=effective.get("revision"),
         device=effective["devices"],
         dtype=effective["dtype"],
+        quantization=effective["quantization"],
         gpu_memory_utilization=effective[_FRACTION],
         max_num_seqs=effective["max_num_seqs"],
         max_num_batched_tokens=effective["max_num_batched_tokens"],

@@ -54,6 +54,7 @@ def to_yaml(config: Config) -> str:
             "revision": stage.revision,
             "devices": str(stage.device),
             "dtype": stage.dtype,
+            "quantization": stage.quantization,
             "gpu_memory_utilization": stage.gpu_memory_utilization,
             "max_num_seqs": stage.max_num_seqs,
             "max_num_batched_tokens": stage.max_num_batched_tokens,

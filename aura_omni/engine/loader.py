@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from aura_omni.errors import CheckpointError, shown
-from aura_omni.models.weights import Layout, Prepared, Slot, slots
+from aura_omni.models.weights import Filling, Layout, Prepared, Slot, dtypes, slots
 
 T = TypeVar("T")
 _INDEX = "model.safetensors.index.json"
@@ -161,18 +161,19 @@ class Checkpoint:
         """Fill `network` (built on the meta device or not) and move it to device and dtype, then `prepare` its tables.
 
         own: a prefix; published tensors that do not start with it belong to another network of the same file and are not
-        counted as unused. Integer tensors keep their dtype.
+        counted as unused. Integer tensors keep their dtype, and what the network has in eight bits is made so tensor by tensor.
         Raises CheckpointError naming the missing, unused or misshaped tensors (the first few of each). On "meta" nothing is read.
         """
-        if device.type == "meta":
-            state = network.to(device).state_dict()
-            empty = {name: value.to(dtype) if value.is_floating_point() else value for name, value in state.items()}
-            return settle(network, empty)
-        where = self.tensors()
         wanted = list(slots(network, layout))
-        self._check_names(where, wanted, layout, own)
         state = network.state_dict()
-        filled: dict[str, torch.Tensor] = {}
+        filling = Filling(network, device=device, dtype=dtype)
+        if device.type == "meta":
+            for slot in wanted:
+                like = state[slot.ours]
+                filling.put(slot, torch.empty(slot.shape(like), dtype=like.dtype, device=device))
+            return settle(network, filling.tensors)
+        where = self.tensors()
+        self._check_names(where, wanted, layout, own)
         wrong: list[str] = []
         for file in sorted(set(where.values())):
             with self._opened(file) as tensors:
@@ -180,21 +181,14 @@ class Checkpoint:
                     if where[slot.published] != file:
                         continue
                     shape = tuple(tensors.get_slice(slot.published).get_shape())
-                    target = state[slot.ours]
-                    rows = target.shape[0] if slot.stop is None and target.dim() else (slot.stop or 0) - slot.start
-                    expected = (rows, *target.shape[1:]) if target.dim() else ()
+                    expected = slot.shape(state[slot.ours])
                     if shape != expected:
                         wrong.append(f"{slot.published} is {list(shape)}, the configuration asks for {list(expected)}")
                         continue
-                    value = tensors.get_tensor(slot.published)
-                    into = filled.get(slot.ours)
-                    if into is None:
-                        kind = dtype if target.is_floating_point() else target.dtype
-                        into = filled[slot.ours] = torch.empty(target.shape, dtype=kind, device=device)
-                    (into if slot.stop is None else into[slot.start : slot.stop]).copy_(value)
+                    filling.put(slot, tensors.get_tensor(slot.published))
         if wrong:
             raise CheckpointError(f"checkpoint {self.name}: {_few(wrong)}")
-        settle(network, filled)
+        settle(network, filling.tensors)
 
     def _check_names(self, where: dict[str, Path], wanted: list[Slot], layout: Layout, own: str) -> None:
         names = {slot.published for slot in wanted}
@@ -228,7 +222,5 @@ def _few(items: Iterable[str], limit: int = 5) -> str:
 
 def weight_bytes(network: nn.Module, dtype: torch.dtype) -> int:
     """What the network's weights will take on the device, from its shapes alone (it may be on the meta device)."""
-    return sum(
-        value.numel() * (dtype.itemsize if value.is_floating_point() else value.element_size())
-        for value in network.state_dict().values()
-    )
+    kinds = dtypes(network, dtype)
+    return sum(value.numel() * kinds[name].itemsize for name, value in network.state_dict().items())

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aura_omni.models.weights import StackedLinear
+from aura_omni.models import fp8
+from aura_omni.models.weights import Linear, StackedLinear
 
 
 class KeyValues(Protocol):
@@ -94,6 +95,14 @@ def normed_linear(norm: RMSNorm, linear: nn.Linear, x: Tensor, more: Tensor | No
     return linear(norm.of_sum(x, more)[1])
 
 
+def normed_sum(norm: RMSNorm, linear: Linear, x: Tensor, more: Tensor | None) -> tuple[Tensor, Tensor | fp8.Rows]:
+    """`norm.of_sum(x, more)`, the second as `linear` reads it fastest."""
+    if linear.scale is None or not fusible(x):
+        return norm.of_sum(x, more)
+    x, rows = fp8.kernels().normed_sum(x, more, norm.weight, norm.eps)
+    return x, fp8.Rows(*rows)
+
+
 class Rope:
     """Rotary positions, half-split pairs (j, j + D/2).
 
@@ -142,11 +151,13 @@ class SwiGLU(nn.Module):
     def __init__(self, hidden: int, intermediate: int) -> None:
         super().__init__()
         self.gate_up_proj = StackedLinear(hidden, {"gate_proj": intermediate, "up_proj": intermediate})
-        self.down_proj = nn.Linear(intermediate, hidden, bias=False)
+        self.down_proj = Linear(intermediate, hidden)
 
-    def forward(self, x: Tensor) -> Tensor:
-        both = self.gate_up_proj(x)
-        if fusible(x):
+    def forward(self, x: Tensor | fp8.Rows) -> Tensor:
+        both: Tensor = self.gate_up_proj(x)
+        if fusible(both):
+            if self.down_proj.scale is not None:
+                return self.down_proj(fp8.Rows(*fp8.kernels().silu_mul(both)))
             return self.down_proj(fused().silu_mul(both))
         gate, up = self.gate_up_proj.split(both)
         return self.down_proj(F.silu(gate) * up)

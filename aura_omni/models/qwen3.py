@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from aura_omni.models import fp8
 from aura_omni.models.fields import positive, rope_theta, whole
 from aura_omni.models.layers import (
     KeyValues,
@@ -26,9 +27,10 @@ from aura_omni.models.layers import (
     fused,
     fused_linear,
     fusible,
+    normed_sum,
     rotate,
 )
-from aura_omni.models.weights import StackedLinear
+from aura_omni.models.weights import Linear, StackedLinear
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +80,11 @@ class Attention(nn.Module):
         self.layer, self.heads, self.kv_heads, self.head_dim = layer, config.heads, config.kv_heads, config.head_dim
         wide, narrow = config.heads * config.head_dim, config.kv_heads * config.head_dim
         self.qkv_proj = StackedLinear(config.hidden, {"q_proj": wide, "k_proj": narrow, "v_proj": narrow})
-        self.o_proj = nn.Linear(wide, config.hidden, bias=False)
+        self.o_proj = Linear(wide, config.hidden)
         self.q_norm = RMSNorm(config.head_dim, config.rms_eps)
         self.k_norm = RMSNorm(config.head_dim, config.rms_eps)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: KeyValues) -> Tensor:
+    def forward(self, x: Tensor | fp8.Rows, cos: Tensor, sin: Tensor, kv: KeyValues) -> Tensor:
         return self.o_proj(self.attended(self.qkv_proj(x), cos, sin, kv))
 
     def attended(self, qkv: Tensor, cos: Tensor, sin: Tensor, kv: KeyValues) -> Tensor:
@@ -125,17 +127,19 @@ class DecoderLayer(nn.Module):
         """
         if few(x):
             return self._of_few(_summed(x, more), cos, sin, kv), None
-        x, normed = self.input_layernorm.of_sum(x, more)
-        x, normed = self.post_attention_layernorm.of_sum(x, self.self_attn(normed, cos, sin, kv))
-        return x, self.mlp(normed)
+        attention, mlp = self.self_attn, self.mlp
+        x, normed = normed_sum(self.input_layernorm, attention.qkv_proj, x, more)
+        x, normed = normed_sum(self.post_attention_layernorm, mlp.gate_up_proj, x, attention(normed, cos, sin, kv))
+        return x, mlp(normed)
 
     def _of_few(self, x: Tensor, cos: Tensor, sin: Tensor, kv: KeyValues) -> Tensor:
         kernels, attention, mlp = fused_linear(), self.self_attn, self.mlp
         before, after = self.input_layernorm, self.post_attention_layernorm
-        qkv = kernels.normed_linear(x, before.weight, before.eps, attention.qkv_proj.weight)
-        x = kernels.linear_added(attention.attended(qkv, cos, sin, kv), attention.o_proj.weight, x)
-        inner = kernels.normed_swiglu(x, after.weight, after.eps, mlp.gate_up_proj.weight)
-        return kernels.linear_added(inner, mlp.down_proj.weight, x)
+        qkv, out, gate_up, down = attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj
+        mixed = kernels.normed_linear(x, before.weight, before.eps, qkv.weight, scale=qkv.scale)
+        x = kernels.linear_added(attention.attended(mixed, cos, sin, kv), out.weight, x, scale=out.scale)
+        inner = kernels.normed_swiglu(x, after.weight, after.eps, gate_up.weight, scale=gate_up.scale)
+        return kernels.linear_added(inner, down.weight, x, scale=down.scale)
 
 
 def _summed(x: Tensor, more: Tensor | None) -> Tensor:

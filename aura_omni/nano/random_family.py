@@ -25,7 +25,7 @@ from aura_omni.models.qwen3_tts import TALKER_LAYOUT, Talker, TalkerConfig
 from aura_omni.models.qwen3_vl import LAYOUT as VL_LAYOUT
 from aura_omni.models.qwen3_vl import Qwen3VL, VLConfig
 from aura_omni.models.speaker_encoder import SPEAKER_LAYOUT, SpeakerEncoder, SpeakerEncoderConfig
-from aura_omni.models.weights import Layout, shapes_only, slots
+from aura_omni.models.weights import Filling, Layout, shapes_only, slots
 from aura_omni.nano import published
 from aura_omni.nano.published import TINY, Json, Sizes
 from aura_omni.stages.tokenizer import QWEN_SPLIT
@@ -90,14 +90,11 @@ def write_family(
 def fill(network: nn.Module, layout: Layout, *, device: torch.device, dtype: torch.dtype, seed: int = 0) -> None:
     """Weights of the kind that `write_family` writes, straight into a network on the meta device, and its tables."""
     random, ours = _Writer(dtype, device, seed), network.state_dict()
-    weights: dict[str, Tensor] = {}
+    filling = Filling(network, device=device, dtype=dtype)
     for slot in slots(network, layout):
         target = ours[slot.ours]
-        kind = dtype if target.is_floating_point() else target.dtype
-        into = weights.setdefault(slot.ours, torch.empty(target.shape, dtype=kind, device=device))
-        part = into if slot.stop is None else into[slot.start : slot.stop]
-        part.copy_(random.value(slot.published, part.shape, target.dtype))
-    settle(network, weights)
+        filling.put(slot, random.value(slot.published, torch.Size(slot.shape(target)), target.dtype))
+    settle(network, filling.tensors)
 
 
 class _Writer:
@@ -154,8 +151,7 @@ class _Writer:
             state = network.state_dict()
             for slot in slots(network, layout):
                 target = state[slot.ours]
-                shape = target.shape if slot.stop is None else (slot.stop - slot.start, *target.shape[1:])
-                yield slot.published, self.value(slot.published, torch.Size(shape), target.dtype).cpu()
+                yield slot.published, self.value(slot.published, torch.Size(slot.shape(target)), target.dtype).cpu()
         for name, dimensions in unused.items():
             yield name, self.value(name, torch.Size(dimensions), torch.float32).cpu()
 

@@ -26,7 +26,7 @@ from aura_omni.engine.stage_model import Rows, StageModel
 from aura_omni.errors import BadMedia, CheckpointError, PromptTooLong
 from aura_omni.flow import Audio, Sampling, Transcript
 from aura_omni.models.qwen3_asr import FFT_SAMPLES, HOP_SAMPLES, SAMPLE_RATE, AsrConfig, Qwen3Asr
-from aura_omni.models.weights import shapes_only
+from aura_omni.models.weights import in_eight_bits, shapes_only
 from aura_omni.stages.clips import MAX_CLIP_S, SEARCH_S, at_speech_rate, media_key, split_long
 from aura_omni.stages.encoder_graphs import HearingGraphs
 from aura_omni.stages.tokenizer import TextTokenizer
@@ -88,10 +88,16 @@ class AsrStage(StageModel):
 
     @classmethod
     def load(
-        cls, checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dtype, max_model_len: int | None = None
+        cls,
+        checkpoint: Checkpoint,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        max_model_len: int | None = None,
+        fp8: bool = False,
     ) -> AsrStage:
-        """Either published layout. Raises CheckpointError naming what is missing, unused, misshaped or unsupported."""
-        network = cls.network_of(checkpoint)
+        """Either published layout; fp8 as `network_of` has it. Raises CheckpointError naming what is missing, unused, misshaped or unsupported."""
+        network = cls.network_of(checkpoint, fp8=fp8)
         checkpoint.load(network, network.config.layout, device=device, dtype=dtype)
         stage = cls(network, TextTokenizer.load(checkpoint), max_model_len=max_model_len)
         if stage._pad != network.config.audio_token_id:
@@ -102,10 +108,12 @@ class AsrStage(StageModel):
         return stage
 
     @staticmethod
-    def network_of(checkpoint: Checkpoint) -> Qwen3Asr:
-        """The network that its configuration describes, on the meta device."""
+    def network_of(checkpoint: Checkpoint, *, fp8: bool = False) -> Qwen3Asr:
+        """The network that its configuration describes, on the meta device; fp8: the decoder's matrices in eight bits."""
         with shapes_only():
             network = checkpoint.parse(lambda config: Qwen3Asr(AsrConfig.from_json(config)))
+        if fp8:
+            in_eight_bits(network.decoder)
         _check_front_end(checkpoint, network.config)
         return network
 

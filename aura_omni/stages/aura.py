@@ -31,7 +31,7 @@ from aura_omni.errors import CheckpointError
 from aura_omni.flow import Message, Sampling
 from aura_omni.models.qwen3_vl import LAYOUT, Qwen3VL, VLConfig
 from aura_omni.models.vision_input import Framing, PixelRules
-from aura_omni.models.weights import shapes_only
+from aura_omni.models.weights import in_eight_bits, shapes_only
 from aura_omni.stages.aura_prompt import AuraPrompt, Profile, PromptWriter, Visual
 from aura_omni.stages.encoder_graphs import TowerGraphs, features_of
 from aura_omni.stages.picture_cache import PictureCache
@@ -130,12 +130,13 @@ class AuraStage(StageModel):
         max_model_len: int | None = None,
         max_video_pixels: int | None = None,
         picture_cache_bytes: int = 0,
+        fp8: bool = False,
     ) -> AuraStage:
-        """max_video_pixels: of all frames of a clip together; None: as the checkpoint says.
+        """fp8 as `network_of` has it. max_video_pixels: of all frames of a clip together; None: as the checkpoint says.
 
         Raises CheckpointError naming what is missing, unused, misshaped or unsupported.
         """
-        network = cls.network_of(checkpoint)
+        network = cls.network_of(checkpoint, fp8=fp8)
         config = network.config
         video_rules = _pixel_rules(checkpoint, "video_preprocessor_config.json", config)
         if max_video_pixels is not None:
@@ -164,10 +165,13 @@ class AuraStage(StageModel):
         return rows * (1 + len(config.vision.deepstack_layers)) * config.text.hidden * dtype.itemsize
 
     @staticmethod
-    def network_of(checkpoint: Checkpoint) -> Qwen3VL:
-        """The network that its configuration describes, on the meta device."""
+    def network_of(checkpoint: Checkpoint, *, fp8: bool = False) -> Qwen3VL:
+        """The network that its configuration describes, on the meta device; fp8: the decoder's matrices in eight bits."""
         with shapes_only():
-            return checkpoint.parse(lambda config: Qwen3VL(VLConfig.from_json(config)))
+            network = checkpoint.parse(lambda config: Qwen3VL(VLConfig.from_json(config)))
+        if fp8:
+            in_eight_bits(network.decoder)
+        return network
 
     def prompt(self, messages: Seq[Message], *, system_prompt: str | None = None) -> AuraPrompt:
         """See `PromptWriter.write`."""

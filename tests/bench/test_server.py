@@ -11,7 +11,18 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_every_answer_has_the_lengths_that_the_server_was_started_with(tmp_path):
-    command = [sys.executable, "benchmarks/server.py", "--tiny", "--out", str(tmp_path), "--each", "1"]
+    command = [
+        sys.executable,
+        "benchmarks/server.py",
+        "--tiny",
+        "--out",
+        str(tmp_path),
+        "--each",
+        "1",
+        "--fp8",
+        "asr",
+        "aura",
+    ]
     done = subprocess.run(
         [*command, "--loads", "first", "silent", "transcript"], cwd=ROOT, capture_output=True, text=True
     )
@@ -28,7 +39,9 @@ def test_every_answer_has_the_lengths_that_the_server_was_started_with(tmp_path)
     assert [run["load"] for run in runs["transcript"]] == ["1 client", "4 clients"]
     # The log says of every clip, with those to warm up, that its budget of 24 tokens ended it.
     assert (tmp_path / "serve.log").read_text().count("max_tokens 24 of ASR cut a transcript") == 1 + 2 + 2 * (1 + 4)
-    assert json.loads((tmp_path / "summary.json").read_text())["failed"] == []
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["failed"] == []
+    assert summary["serve"].count('"quantization": "fp8"') == 2
 
 
 def test_a_server_that_only_transcribes_hears_two_minutes_as_sixteen_segments(tmp_path):

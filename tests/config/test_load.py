@@ -265,7 +265,11 @@ def test_served_names_are_the_flags_then_model_then_the_files_own():
         ("pipeline: aura_omni\nasync_chunk: 1", "async_chunk is 1; it must be true or false"),
         ("pipeline: aura_omni\nmodel_runner: v3", "model_runner is 'v3'"),
         ("pipeline: aura_omni\nedges: {}", "edges is {}; it must be a list"),
-        ("pipeline: aura_omni\nquantization: fp8", "quantization is 'fp8', which this server does not do"),
+        (
+            "pipeline: aura_omni\nquantization: fp8",
+            "quantization is 'fp8'; it is a key of stages, and only of asr and aura",
+        ),
+        ("pipeline: aura_omni\nkv_cache_dtype: fp8", "kv_cache_dtype is 'fp8', which this server does not do"),
         ("pipeline: aura_omni\nduplex_session: {max_session: 1}", "did you mean max_sessions"),
         ("pipeline: aura_omni\nduplex_session: {max_sessions: 0}", "max_sessions is 0; it must be a number above 0"),
         ("pipeline: aura_omni\nstage_args: []", "layout of 2025"),
@@ -307,6 +311,8 @@ def test_wrong_files_are_refused_by_name(tmp_path, text, message):
         ("devices", "0,1", "one device"),
         ("tensor_parallel_size", 2, "tensor_parallel_size is 2, which this server does not do"),
         ("num_replicas", 2, "num_replicas is 2"),
+        ("quantization", "awq", "quantization is 'awq'; known: fp8"),
+        ("kv_cache_dtype", "fp8", "only weights can have eight bits"),
         ("load_format", "dummy", "load_format is 'dummy'"),
         ("use_v2_model_runner", True, "cannot be set"),
         ("default_sampling_params", {"temprature": 1}, "temprature"),
@@ -321,6 +327,15 @@ def test_wrong_files_are_refused_by_name(tmp_path, text, message):
 def test_wrong_stage_keys_are_refused_by_name(key, value, message):
     with pytest.raises(ConfigError, match=message):
         loaded(deploy_config=AURA, stage_overrides=json.dumps({"1": {key: value}}))
+
+
+def test_weights_in_eight_bits_are_for_stages_that_have_a_check_of_them():
+    fp8 = {"quantization": "fp8"}
+    config = loaded(deploy_config=AURA, stage_overrides=json.dumps({"0": fp8, "1": fp8}))
+    assert [stage.quantization for stage in config.stages] == ["fp8", "fp8", None, None]
+    for number, reason in (("2", "there is no check of what coarser weights do to speech"), ("3", "convolutions")):
+        with pytest.raises(ConfigError, match=reason):
+            loaded(deploy_config=AURA, stage_overrides=json.dumps({number: fp8}))
 
 
 @pytest.mark.parametrize("overrides", ["{", "[]", '{"7": {}}', '{"aura": {}}', '{"1": 3}'])

@@ -17,7 +17,7 @@ from triton.compiler import compile as compiled
 from triton.runtime.driver import driver
 
 from aura_omni.engine import fused_sampler, paged_attention
-from aura_omni.models import codec_kernels, fused, fused_linear, fused_tiles
+from aura_omni.models import codec_kernels, fused, fused_fp8, fused_linear, fused_tiles
 from aura_omni.models.codec import CodecConfig, CodecDecoder
 from aura_omni.models.codec_fused import FusedStep
 from aura_omni.models.weights import Prepared
@@ -35,7 +35,7 @@ TYPES = {
     torch.uint8: "*u8",
 }
 
-MODULES = (fused, fused_linear, fused_tiles, fused_sampler, paged_attention, codec_kernels)
+MODULES = (fused, fused_fp8, fused_linear, fused_tiles, fused_sampler, paged_attention, codec_kernels)
 
 
 class Recorder:
@@ -143,6 +143,11 @@ def launches() -> Iterator[Callable[[], object]]:
         yield partial(fused.add_rms_norm, made(rows, 4_096), made(rows, 4_096), made(4_096), 1e-6)
         yield partial(fused.add_layer_norm, made(rows, 1_152), made(rows, 1_152), made(1_152), made(1_152), 1e-6)
         yield partial(fused.silu_mul, made(rows, 24_576))
+        yield partial(fused_fp8.quantized, made(rows, 12_288))
+        yield partial(fused_fp8.quantized, made(rows, 4_096, dtype=torch.float32))
+        yield partial(fused_fp8.silu_mul, made(rows, 24_576))
+        for more in (None, made(rows, 4_096)):
+            yield partial(fused_fp8.normed_sum, made(rows, 4_096), more, made(4_096), 1e-6)
     angles = made(920, 72, dtype=torch.float32)
     yield partial(fused.turn_patches, made(1, 920, 3 * 1_152), angles, angles, 16)
     draw = made(8, 3, dtype=torch.float32), integers(8, 3)

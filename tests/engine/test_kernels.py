@@ -12,15 +12,17 @@ from torch import Tensor
 
 from aura_omni.engine.sampler import Draw, pick
 from aura_omni.flow import Sampling
-from aura_omni.models import layers, qwen3, qwen3_vl
+from aura_omni.models import fp8, layers, qwen3, qwen3_vl
 from aura_omni.models.layers import DenseKV, RMSNorm, Rope, rotate
 from aura_omni.models.qwen3 import Decoder, DecoderConfig
+from aura_omni.models.weights import Linear, in_eight_bits
+from tests.models.test_fp8 import CONFIG
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytest.importorskip("triton")
 
 from aura_omni.engine import fused_sampler, paged_attention  # noqa: E402
-from aura_omni.models import fused, fused_linear, fused_tiles  # noqa: E402
+from aura_omni.models import fused, fused_fp8, fused_linear, fused_tiles  # noqa: E402
 
 PAGE = 16
 # The interpreter takes products of bfloat16 for products of integers.
@@ -343,6 +345,63 @@ def test_patches_are_turned_as_plainly(dtype: torch.dtype, limit: float) -> None
         assert_close(one, qwen3_vl._turn(other, cos, sin), limit)
 
 
+# ------------------------------------------------------------ eight bits
+
+
+def assert_in_eight_bits(ours: tuple[Tensor, Tensor], plain: Tensor, limit: float) -> None:
+    """ours: as `fp8.quantized` has plain, by kernels that compute it to within `limit`."""
+    values, scale = (part.cpu() for part in ours)
+    assert_close(scale, fp8.quantized(plain.cpu()).scale, limit)
+    step = 1 / 16 if values.dtype == fp8.FP8 else limit  # half of what is between neighbours
+    assert_close(values.float() * scale[:, None], plain.float().cpu(), step + limit)
+
+
+@pytest.fixture
+def eight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter rounds to eight bits wrongly (what goes up to a power of two becomes half of it), so there it rounds nothing."""
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr(fused_fp8, "FP8", torch.float32)
+
+
+@pytest.mark.usefixtures("eight")
+@PRECISION
+@pytest.mark.parametrize(("rows", "size"), [(3, 48), (2, 4_096), (1, 12_288)])
+def test_rows_become_eight_bits(dtype: torch.dtype, limit: float, rows: int, size: int) -> None:
+    torch.manual_seed(0)
+    x = (torch.randn(rows, size) * torch.rand(rows, 1) * 9).to(DEVICE, dtype)
+    x[0] = 0
+    assert_in_eight_bits(fused_fp8.quantized(x), x, 1e-6)
+    if DEVICE.type == "cuda":
+        plain = fp8.quantized(x.cpu())
+        assert torch.equal(fused_fp8.quantized(x)[0].cpu().float(), plain.values.float())
+
+
+@pytest.mark.usefixtures("eight")
+@PRECISION
+@pytest.mark.parametrize("size", [48, 300, 4_096])
+def test_norms_give_eight_bits(dtype: torch.dtype, limit: float, size: int) -> None:
+    torch.manual_seed(0)
+    x, more = torch.randn(2, 3, size).to(DEVICE, dtype)
+    norm = norm_of(size, dtype)
+    for added in (None, more):
+        with torch.enable_grad():  # plainly
+            total, normed = norm.of_sum(x, added)
+        ours, rows = fused_fp8.normed_sum(x, added, norm.weight, norm.eps)
+        assert torch.equal(ours, total)
+        assert_in_eight_bits(rows, normed.detach(), limit)
+
+
+@LOOPS
+@pytest.mark.usefixtures("eight")
+@PRECISION
+@pytest.mark.parametrize("size", [40, 4_096, 6_144])
+def test_activations_give_eight_bits(dtype: torch.dtype, limit: float, size: int) -> None:
+    torch.manual_seed(0)
+    both = torch.randn(3, 2 * size).to(DEVICE, dtype)
+    gate, up = both.split(size, dim=1)
+    assert_in_eight_bits(fused_fp8.silu_mul(both), F.silu(gate) * up, limit)
+
+
 # ------------------------------------------------------------ layers of a few rows
 
 
@@ -480,3 +539,35 @@ def test_a_decoder_of_a_few_rows_is_the_plain_one(
         assert_close(one, other, 5 * limit)
     most = 1 if dtype == torch.float32 else 16
     assert Counter(taken) == Counter(batch * count for count in counts if batch * count <= most for _ in range(2 * 4))
+
+
+@LOOPS
+@PRECISION
+def test_a_few_rows_meet_weights_in_eight_bits_as_they_are(
+    dtype: torch.dtype, limit: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else is rounded to eight bits: the same as by a decoder that has what those weights stand for."""
+    torch.manual_seed(0)
+    eight, plain = (Decoder(CONFIG).to(DEVICE, dtype).requires_grad_(False) for _ in range(2))
+    plain.load_state_dict(eight.state_dict())
+    in_eight_bits(eight)
+    for one, other in zip(eight.modules(), plain.modules(), strict=True):
+        if isinstance(one, Linear):
+            assert one.scale is not None
+            other.weight.data = (one.weight.float() * one.scale[:, None]).to(dtype)
+
+    def outputs(decoder: Decoder) -> list[Tensor]:
+        kv, found = DenseKV(2, 1, 64, 2, 16, dtype=dtype, device=DEVICE), []
+        for count in (1, 2, 1, 5, 16) if dtype != torch.float32 else (1, 1):
+            x = torch.randn(count, 48, generator=torch.Generator().manual_seed(count)).to(DEVICE, dtype)
+            found.append(decoder(x, torch.arange(kv.length, kv.length + count, device=DEVICE), kv))
+            kv.advance()
+        return found
+
+    with torch.enable_grad():
+        expected = outputs(plain)
+    for module in (layers, qwen3):
+        monkeypatch.setattr(module, "fusible", lambda x: True)
+    monkeypatch.setattr(fp8, "linear", lambda *_: pytest.fail("rows were rounded"))
+    for one, other in zip(outputs(eight), expected, strict=True):
+        assert_close(one, other, 5 * limit)

@@ -8,6 +8,8 @@ from random import Random
 import numpy as np
 import torch
 
+from aura_omni.flow import Video
+from aura_omni.media.video import CHUNK_FPS, video_of
 from training.aura.draw import Painter, Spec
 from training.aura.looks import Album, Look
 from training.aura.world import COLOURS, DIRECTIONS, RGB, SHAPES, Thing, unit_of
@@ -170,6 +172,13 @@ def _moved(thing: Thing) -> Thing:
 
 def colours_of(scene: str) -> frozenset[int]:
     return frozenset(n for n, name in enumerate(COLOURS) if name in scene.replace(",", " ").split())
+
+
+def seen(scene: str, seed: int, *, still: bool = False) -> Video:
+    """A picture of 640x480, or a chunk of 256x144."""
+    height, width = (480, 640) if still else (144, 256)
+    frames = Camera(seed, height=height, width=width, colours=colours_of(scene)).chunk(scene, frames=1 if still else 2)
+    return video_of(frames, (0.0,) if still else (0.0, 0.5), fps=CHUNK_FPS, still=still)
 
 
 # Watch requests: what is said with the first chunk, what is shown, and what is to be said in which chunk. Else silence.

@@ -20,10 +20,10 @@ import pytest
 
 from aura_omni import nano
 from aura_omni.errors import CheckpointError
-from aura_omni.flow import SILENT_TEXT, Message, Text, Video
+from aura_omni.flow import SILENT_TEXT, Message, Text
 from aura_omni.media.video import CHUNK_FPS, video_of
 from tests.nano import shown
-from tests.nano.shown import CASES, CHANGED, CHANGES, WATCHES, Camera, colours_of
+from tests.nano.shown import CASES, CHANGED, CHANGES, WATCHES, Camera, colours_of, seen
 from tests.served import ROOT, Server
 from training.asr.opus import clips
 from training.asr.sounds import sound
@@ -55,13 +55,6 @@ def written(server: Server) -> Asked:
 
 def aloud(server: Server, voice: str) -> Asked:
     return Asked(server.url, say=RECORDED[voice].__getitem__)
-
-
-def seen(scene: str, seed: int, *, still: bool = False) -> Video:
-    """A picture of 640x480, or a chunk of 256x144."""
-    height, width = (480, 640) if still else (144, 256)
-    frames = Camera(seed, height=height, width=width, colours=colours_of(scene)).chunk(scene, frames=1 if still else 2)
-    return video_of(frames, (0.0,) if still else (0.0, 0.5), fps=CHUNK_FPS, still=still)
 
 
 def asked_all(asked: Asked) -> list[tuple[str, str, str | None]]:
