@@ -84,20 +84,8 @@ def write(folder: Path) -> None:
 @contextmanager
 def described(folder: Path) -> Iterator[None]:
     """Inside it, checkpoints of the folder are loaded that have everything but weights: those are made up on the device."""
-
-    def load(
-        checkpoint: Checkpoint,
-        network: torch.nn.Module,
-        layout: Layout,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-        own: str = "",
-    ) -> None:
-        fill(network, layout, device=device, dtype=dtype)
-
     write_family(folder, sizes=TRUE, kinds=("custom_voice",), weights=False)
-    with patch.object(Checkpoint, "load", load):
+    with made_up_weights():
         yield
 
 
