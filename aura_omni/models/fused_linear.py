@@ -93,14 +93,14 @@ class Plan(NamedTuple):
     warps: int
 
 
-def plan(size_in: int, size_out: int, row_bytes: int) -> Plan:
+def plan(size_out: int, row_bytes: int) -> Plan:
     """For outputs that take `row_bytes` of weight each. What was fastest on an H200.
 
     Programs hold 32 KB, as long as there are a few for each multiprocessor.
     """
-    if min(size_in, size_out) <= 1_024:
+    if size_out * row_bytes < 1 << 22:
         return Plan(4, 8)
-    most = 1 << ((size_out // 512).bit_length() - 1)
+    most = 1 << (max(1, size_out // 512).bit_length() - 1)
     columns = min(most, triton.next_power_of_2(triton.cdiv(32_768, row_bytes)))
     return Plan(columns, 4 if size_out // columns >= 1_024 else 8)
 
@@ -128,7 +128,7 @@ def _launched(
     if rows > 1:
         return fused_tiles.launched(x, weight, out, norm=norm, eps=eps, more=more, scale=scale, gated=gated)
     size_out = out.shape[1]
-    columns, warps = plan(size_in, size_out, size_in * weight.itemsize * (2 if gated else 1))
+    columns, warps = plan(size_out, size_in * weight.itemsize * (2 if gated else 1))
     part, parts = _parted(size_in, normed=norm is not None)
     early = starts_early(x.device)
     options: dict[str, Any] = {"launch_pdl": True} if early else {}

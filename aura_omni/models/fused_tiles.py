@@ -39,15 +39,15 @@ def plan(size_in: int, lines: int, itemsize: int, rows: int, *, normed: bool) ->
         parts = triton.cdiv(size_in, part)
         return Plan(warps, lines, part, parts, min(held, parts))
 
-    if itemsize > 1 and size_in <= (1_024 if normed else 3_072):  # all of it is held at once
-        return parted(4, 16, max(256, triton.next_power_of_2(size_in)) if size_in <= 2_048 else 1_024, held=3)
-    if not normed:
-        return parted(8, 16, 1_024, held=2)
-    if rows > 8 and lines >= 12_288:  # rows are read again by every program, so there are fewer
-        return parted(4, 32, 512, held=2)
     if itemsize == 1:
+        if not normed:
+            return parted(8, 16, 1_024, held=2)
+        if rows > 8 and lines >= 12_288:  # every program reads all rows, so there are fewer
+            return parted(4, 32, 512, held=2)
         return parted(4, 16, 1_024, held=2)
-    return parted(4, 16, 512, held=4 if size_in <= 2_048 else 3)
+    if size_in <= 3_072:
+        return parted(4, 16, 512, held=4 if normed else 6)
+    return parted(4, 16, 512, held=3) if normed else parted(8, 16, 512, held=4)
 
 
 @triton.jit

@@ -459,19 +459,31 @@ def test_weights_of_8_bits_are_multiplied_as_what_they_stand_for(
     assert_close(found, (F.silu(gate) * up).to(dtype), limit)
 
 
+@LOOPS
+@HALF_ONLY
+def test_tiles_may_be_of_twice_as_many_rows(dtype: torch.dtype, limit: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    x, norm = torch.randn(9, 1_024).to(DEVICE, dtype), norm_of(1_024, dtype)
+    weight = (torch.randn(2 * 40, 1_024) / 32).to(DEVICE, dtype)
+    with torch.enable_grad():
+        gate, up = F.linear(norm(x), weight).split(40, dim=1)
+    monkeypatch.setattr(fused_tiles, "plan", lambda *sizes, normed: fused_tiles.Plan(4, 32, 512, 2, 1))
+    assert_close(fused_linear.normed_swiglu(x, norm.weight, norm.eps, weight), F.silu(gate) * up, limit)
+
+
 @pytest.mark.parametrize(
     ("size_in", "lines", "itemsize", "rows", "normed", "wanted"),
     [
-        (1_024, 4_096, 2, 8, True, (4, 16, 1_024, 1, 1)),
-        (2_048, 2_048, 2, 8, False, (4, 16, 2_048, 1, 1)),
-        (3_072, 1_024, 2, 8, False, (4, 16, 1_024, 3, 3)),
-        (2_048, 4_096, 2, 8, True, (4, 16, 512, 4, 4)),
-        (6_144, 2_048, 2, 8, False, (8, 16, 1_024, 6, 2)),
+        (1_024, 4_096, 2, 8, True, (4, 16, 512, 2, 2)),
+        (2_048, 2_048, 2, 8, False, (4, 16, 512, 4, 4)),
+        (3_072, 1_024, 2, 8, False, (4, 16, 512, 6, 6)),
         (4_096, 24_576, 2, 8, True, (4, 16, 512, 8, 3)),
-        (4_096, 24_576, 2, 9, True, (4, 32, 512, 8, 2)),
+        (12_288, 4_096, 2, 8, False, (8, 16, 512, 24, 4)),
         (12_288, 4_096, 1, 8, False, (8, 16, 1_024, 12, 2)),
-        (4_096, 6_144, 1, 8, True, (4, 16, 1_024, 4, 2)),
-        (48, 40, 2, 2, True, (4, 16, 256, 1, 1)),
+        (4_096, 6_144, 1, 16, True, (4, 16, 1_024, 4, 2)),
+        (4_096, 24_576, 1, 8, True, (4, 16, 1_024, 4, 2)),
+        (4_096, 24_576, 1, 9, True, (4, 32, 512, 8, 2)),
+        (48, 40, 2, 2, True, (4, 16, 512, 1, 1)),
     ],
 )
 def test_a_product_is_shared_out_by_its_size(
@@ -481,20 +493,19 @@ def test_a_product_is_shared_out_by_its_size(
 
 
 @pytest.mark.parametrize(
-    ("size_in", "size_out", "row_bytes", "wanted"),
+    ("size_out", "row_bytes", "wanted"),
     [
-        (4_096, 12_288, 16_384, (2, 4)),
-        (12_288, 4_096, 24_576, (2, 4)),
-        (6_144, 2_048, 12_288, (4, 8)),
-        (2_048, 2_048, 4_096, (4, 8)),
-        (2_048, 4_096, 4_096, (8, 8)),
-        (1_024, 4_096, 2_048, (4, 8)),
+        (12_288, 16_384, (2, 4)),
+        (4_096, 24_576, (2, 4)),
+        (2_048, 12_288, (4, 8)),
+        (4_096, 4_096, (8, 8)),
+        (1_024, 6_144, (2, 8)),
+        (256, 32_768, (1, 8)),
+        (3_072, 1_024, (4, 8)),  # small
     ],
 )
-def test_a_single_row_is_shared_out_by_its_size(
-    size_in: int, size_out: int, row_bytes: int, wanted: tuple[int, ...]
-) -> None:
-    assert fused_linear.plan(size_in, size_out, row_bytes) == wanted
+def test_a_single_row_is_shared_out_by_its_size(size_out: int, row_bytes: int, wanted: tuple[int, ...]) -> None:
+    assert fused_linear.plan(size_out, row_bytes) == wanted
 
 
 @LOOPS
