@@ -18,11 +18,17 @@ from aura_omni.config import Options, load
 from aura_omni.rehearsal import Gpu, Kernel, rehearse
 
 HOPPER = Gpu(GPUTarget("cuda", 90, 32), max_shared_mem=232_448)
-QUICK = {"_rms_norm_kernel", "_silu_mul_kernel", "_store_kernel", "_add_rms_norm_kernel"}  # others take seconds
+QUICK = {
+    "_rms_norm_kernel",
+    "_silu_mul_kernel",
+    "_quantize_kernel",
+    "_store_kernel",
+    "_add_rms_norm_kernel",
+}  # others take seconds
 
 
 def main() -> None:
-    config = load(Options(deploy_config=sys.argv[1]), environ={}, platform="cuda")
+    config = load(Options(deploy_config=sys.argv[1], stage_overrides=sys.argv[2]), environ={}, platform="cuda")
     kernels: list[Kernel] = []
     rehearse(config, HOPPER, kernels.append)
     print("known", *sorted({kernel.name for kernel in kernels}))

@@ -169,8 +169,8 @@ class Checkpoint:
         filling = Filling(network, device=device, dtype=dtype)
         if device.type == "meta":
             for slot in wanted:
-                like = state[slot.ours]
-                filling.put(slot, torch.empty(slot.shape(like), dtype=like.dtype, device=device))
+                kind = dtype if slot.scale is not None else state[slot.ours].dtype
+                filling.put(slot, torch.empty(slot.shape(state[slot.ours]), dtype=kind, device=device))
             return settle(network, filling.tensors)
         where = self.tensors()
         self._check_names(where, wanted, layout, own)

@@ -75,7 +75,8 @@ def in_eight_bits(network: nn.Module) -> None:
     for part in network.modules():
         if isinstance(part, Linear):
             assert part.bias is None
-            values, part.scale = fp8.quantized(part.weight.detach())
+            weight = part.weight.detach()
+            values, part.scale = fp8.meant(weight) if weight.is_meta else fp8.quantized(weight)
             part.weight = nn.Parameter(values, requires_grad=False)
 
 
