@@ -57,9 +57,9 @@ def test_what_waits_is_looked_at_while_the_talker_has_no_text_to_read(pipeline, 
     chunks = []
 
     class Writing(speaking._Chunker):
-        def add(self, frame):
+        def add(self, frame, *, paused):
             self._frames.append(frame)
-            self._pace.came()
+            self._pace.came(paused=paused)
 
         def send_due(self):
             if self._frames:

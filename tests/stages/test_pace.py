@@ -145,3 +145,24 @@ def test_the_next_chunk_is_due_when_the_listener_has_heard_the_last():
     pace.came()
     pace.sent()
     assert pace.dry_at_s == pytest.approx(clock.now_s + FRAME_S)
+
+
+def test_a_frame_that_was_held_back_says_nothing_of_the_next_ones_time() -> None:
+    """Else the first one after a pause would be sent alone, as from a Talker too slow to fill a chunk in time."""
+    now_s = 0.0
+    pace = Pace(Playback(), first=1, most=16, clock=lambda: now_s)
+    for _ in range(1 + 1 + 2 + 4 + 8):
+        now_s += 0.005
+        pace.came()
+        if pace.due:
+            pace.sent()
+    now_s += 0.9
+    pace.came(paused=True)
+    assert not pace.due
+    now_s += 0.005
+    pace.came()
+    assert not pace.due
+    pace.sent()
+    now_s += 0.9
+    pace.came()
+    assert pace.due, "nobody has held this one back, so the next may take as long"
