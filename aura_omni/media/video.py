@@ -76,9 +76,8 @@ def decode_video(
 
 def video_of(frames: np.ndarray, times_s: tuple[float, ...], *, fps: float, still: bool = False) -> Video:
     """Video from uint8 [n, h, w, 3] and n times in seconds, with its key."""
-    key = hashlib.sha256(
-        frames.reshape(-1)
-    )  # which processors have instructions for: a third of blake2b's time, and that was 3 ms
+    # Processors have instructions for SHA-256: it takes a third of blake2b's time, which was 3 ms.
+    key = hashlib.sha256(frames.reshape(-1))
     key.update(np.array([*frames.shape, *times_s], np.float64).tobytes())
     return Video(frames=frames, times_s=times_s, fps=fps, key=key.digest()[:16], still=still)
 
@@ -180,9 +179,8 @@ def _picked(
     """The planned frames uint8 [n, h, w, 3] and their times; only these are ever converted to RGB."""
     frames: np.ndarray | None = None
     times_s: list[float] = []
-    reformatter = (
-        VideoReformatter()
-    )  # what a frame makes for itself has 16 threads, which take 5 ms to start for 0.1 ms of work
+    # What a frame makes for itself has 16 threads, which take 5 ms to start for 0.1 ms of work.
+    reformatter = VideoReformatter()
     for frame, time_s in _nearest(_timed(video_frames(stream, coded, param=param), _time_base_s(stream)), plan):
         _check_size(frame.width, frame.height, max_pixels, param=param)
         if frames is None:
@@ -190,9 +188,8 @@ def _picked(
             picture = _upright(frame, width, height, reformatter)
             frames = np.empty((plan.count, *picture.shape), np.uint8)
         else:
-            picture = _upright(
-                frame, width, height, reformatter
-            )  # a shared screen may change its size: the first one holds
+            # A shared screen may change its size: the first one holds.
+            picture = _upright(frame, width, height, reformatter)
         frames[len(times_s)] = picture
         times_s.append(time_s)
     if frames is None:
