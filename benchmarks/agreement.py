@@ -1,8 +1,8 @@
 """What eight bits change: a stage with `quantization: fp8` beside the same stage without, on the same inputs.
 
-    python benchmarks/agreement.py --out agreement.json                                # nano, the trained checkpoints of the package
-    python benchmarks/agreement.py --out agreement.json --aura FOLDER --stages aura    # any checkpoint of the published layout
-    python benchmarks/agreement.py --out agreement.json --random /tmp/described        # published dimensions, weights made up
+    PYTHONPATH=. python benchmarks/agreement.py --out agreement.json                       # nano, the trained checkpoints of the package
+    PYTHONPATH=. python benchmarks/agreement.py --out it.json --aura FOLDER --stages aura  # any checkpoint of the published layout
+    PYTHONPATH=. python benchmarks/agreement.py --out it.json --random /tmp/described      # published dimensions, weights made up
 
 AURA is asked about pictures, ASR hears recordings: those that nano is tested with. Both read the right answer, whatever they would
 say themselves, so at each place of it both say what they expect next, after the same words. `same`: share of places where both hold the same

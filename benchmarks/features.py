@@ -47,7 +47,7 @@ FEATURES: Mapping[str, Mapping[str, object]] = {
         "aura_omni.stages.asr.AsrStage.prepare_graphs": StageModel.prepare_graphs,
         "aura_omni.stages.aura.AuraStage.prepare_graphs": StageModel.prepare_graphs,
     },
-    # A layer of up to 16 rows as five launches.
+    # A layer of a few rows as five launches: up to 16, up to 8 of wide ones.
     "fused-layers": {"aura_omni.models.qwen3.few": _no},
     # The same of more than one row, on tensor cores.
     "tiled-layers": {

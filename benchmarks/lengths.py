@@ -1,6 +1,6 @@
 """How much each stage writes in a benchmark: random weights know no end, so it is said.
 
-    sampling = forced({"asr": folder / "asr", "aura": folder / "aura"})      # of TurnRequest, or a stage's default_sampling_params
+    sampling = forced(folder)      # of TurnRequest, or of each stage's default_sampling_params
 
 The words are " circle" over and over: whole words, as a Talker that reads while AURA writes waits for the end of each.
 """

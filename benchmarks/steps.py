@@ -1,6 +1,6 @@
 """What each stage takes alone, at published dimensions with random weights: one step of decoding, one chunk of frames, one clip.
 
-    python benchmarks/steps.py --folder /scratch/true --out steps.json [--profile]
+    python benchmarks/steps.py --folder /scratch/true --out steps.json [--profile]     # checkpoints that true_size.py has written
     python benchmarks/steps.py --folder /tmp/described --out steps.json --in-memory --stages talker --without fused-draw
 
 The stages are loaded as `serve` loads them and driven through their runners, on the engine's thread, one stage at a time. A

@@ -45,6 +45,7 @@ NO_ID = -1  # instead of an id, where the logits are not finite
 
 
 def prefill_sizes(*, long: bool) -> tuple[int, ...]:
+    """Rows of the graphs of prefills; long: of a stage that has a GPU to itself."""
     return (*PREFILL_SIZES, *LONG_PREFILL_SIZES) if long else PREFILL_SIZES
 
 

@@ -5,7 +5,8 @@
 
 A row's largest number becomes the largest that eight bits hold, 448; each is then within 1/16 of what it was, or within 2^-10
 of the row's unit where it is small. Tensor cores multiply eight bits by eight bits, so the rows of x are rounded likewise on the way, and
-everywhere else too, so that what is computed does not depend on where.
+on a CPU too, so that what is computed does not depend on where. Only few rows on a GPU stay as they are (`fused_linear`): there it is the
+weights whose reading takes the time.
 """
 
 from __future__ import annotations

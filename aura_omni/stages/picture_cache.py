@@ -25,7 +25,8 @@ class PictureCache:
         return found
 
     def keep(self, key: bytes, features: Tensor) -> Tensor:
-        """A copy, if there is room for it at all: features may be a part of something larger, which would stay with it."""
+        """features [1 + K, rows, H] of a group, or a copy of them if there is room for it at all: they may be a part of something larger,
+        which would stay with them."""
         if features.nbytes > self._most_bytes or key in self._kept:
             return features
         self._bytes += features.nbytes
