@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from aura_omni.config import Options, load
 pytest.importorskip("triton")
 
 ROOT = Path(__file__).parent.parent
+CONFIG = load(Options(deploy_config="tiny.yaml"), environ={}, platform="cuda")
 
 
 def test_a_launch_finds_what_was_compiled_ahead(tmp_path: Path) -> None:
@@ -58,33 +60,33 @@ def test_a_start_goes_on_without_it_where_that_fails(
     gpu_machine: dict[str, str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Here nothing can tell for which GPU to compile."""
-    with compiled_ahead(
-        load(Options(deploy_config="tiny.yaml"), environ={}, platform="cuda"), environ=gpu_machine
-    ) as process:
+    with compiled_ahead(CONFIG, environ=gpu_machine) as process:
         assert process is not None
         assert process.wait(60) == 0
     assert "kernels are not compiled ahead" in capfd.readouterr().err
 
 
 def test_it_ends_with_the_start(gpu_machine: dict[str, str]) -> None:
-    with compiled_ahead(
-        load(Options(deploy_config="tiny.yaml"), environ={}, platform="cuda"), environ=gpu_machine
-    ) as process:
+    with compiled_ahead(CONFIG, environ=gpu_machine) as process:
         assert process is not None
         assert process.poll() is None
     assert process.returncode is not None
 
 
 def test_it_ends_with_the_process_that_has_started_it(gpu_machine: dict[str, str]) -> None:
-    config = load(Options(deploy_config="tiny.yaml"), environ={}, platform="cuda")
-    with compiled_ahead(config, environ=gpu_machine) as process:
+    with compiled_ahead(CONFIG, environ=gpu_machine) as process:
         assert process is not None
         assert process.stdin is not None
         process.stdin.close()
-        process.wait(60)
+        assert process.wait(60) == -signal.SIGKILL
 
 
-def test_nothing_is_compiled_ahead_without_a_gpu_or_graphs(gpu_machine: dict[str, str]) -> None:
-    config = load(Options(deploy_config="tiny.yaml", enforce_eager=True), environ={}, platform="cuda")
-    with compiled_ahead(config, environ=gpu_machine) as process:
+def test_nothing_is_compiled_ahead_without_a_gpu_or_graphs(
+    gpu_machine: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eager = load(Options(deploy_config="tiny.yaml", enforce_eager=True), environ={}, platform="cuda")
+    with compiled_ahead(eager, environ=gpu_machine) as process:
+        assert process is None
+    monkeypatch.setattr(compiling, "platform", lambda environ: "cpu")
+    with compiled_ahead(CONFIG, environ=gpu_machine) as process:
         assert process is None
