@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from aura_omni.engine.sampler import Draw, pick
 from aura_omni.flow import Sampling
 from aura_omni.models import fp8, layers, qwen3, qwen3_vl
 from aura_omni.models.layers import DenseKV, RMSNorm, Rope, rotate
-from aura_omni.models.qwen3 import Decoder, DecoderConfig
+from aura_omni.models.qwen3 import Decoder
 from aura_omni.models.weights import Linear, in_eight_bits
 from tests.models.test_fp8 import CONFIG
 
@@ -514,17 +515,7 @@ def test_a_single_row_is_shared_out_by_its_size(size_out: int, row_bytes: int, w
 def test_a_decoder_of_a_few_rows_is_the_plain_one(
     dtype: torch.dtype, limit: float, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = DecoderConfig(
-        layers=2,
-        hidden=48,
-        intermediate=40,
-        heads=4,
-        kv_heads=2,
-        head_dim=16,
-        rms_eps=1e-6,
-        rope_theta=1e4,
-        max_positions=64,
-    )
+    config = replace(CONFIG, intermediate=40)
     torch.manual_seed(0)
     decoder = Decoder(config).to(DEVICE, dtype).requires_grad_(False)
     counts = (9, 1, 2, 8, 1)  # of each sequence; of two, nine are too many
