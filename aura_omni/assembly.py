@@ -197,7 +197,7 @@ def _site(stage: StageConfig, device: torch.device | None = None, *, alone: bool
         hearing = AsrStage.network_of(checkpoint, fp8=stage.quantization is not None)
         return _ar_site(
             stage, checkpoint, device, dtype, [hearing], hearing.decoder, hearing.config.vocabulary,
-            encoder=HearingGraphs.bytes(hearing.config.encoder, dtype), alone=alone and device.type == "cuda",
+            encoder=HearingGraphs.bytes(hearing.config.encoder, dtype), alone=alone and device.type != "cpu",
         )  # fmt: skip
     if stage.name == "aura":
         seeing = AuraStage.network_of(checkpoint, fp8=stage.quantization is not None)

@@ -63,6 +63,13 @@ def test_what_graphs_hold_is_part_of_a_stage_s_memory(monkeypatch):
     assert site.needs.weight_bytes == without + graphs + assembly.TowerGraphs.bytes(vision, site.dtype)
 
 
+def test_a_stage_that_has_a_gpu_to_itself_has_one_in_a_rehearsal_too():
+    """Else its longer graphs are not known beforehand, and what they need is compiled when it comes to them."""
+    stage = next(stage for stage in config().stages if stage.name == "asr")
+    assert assembly._site(stage, torch.device("meta"), alone=True).alone
+    assert not assembly._site(stage, torch.device("cpu"), alone=True).alone
+
+
 def test_what_pictures_may_take_is_part_of_a_stage_s_memory():
     stage = next(stage for stage in config().stages if stage.name == "aura")
     without = assembly._site(stage).needs.weight_bytes

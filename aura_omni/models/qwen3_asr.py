@@ -200,7 +200,7 @@ class AudioEncoder(Prepared):
         # The first convolution, of one channel, as a product of windows of 16, as many as tensor cores like; seven count nothing.
         self._first = F.pad(self.conv2d1.weight.detach()[:, 0], (0, 1, 0, 1)).flatten(1)
         # Channels last is how cuDNN's kernels have images; on a CPU it is a little faster, too, and rounds worse.
-        self._images = torch.channels_last if weight.is_cuda else torch.contiguous_format
+        self._images = torch.contiguous_format if weight.is_cpu else torch.channels_last
         for convolution in (self.conv2d2, self.conv2d3):
             convolution.weight.data = convolution.weight.data.contiguous(memory_format=self._images)
 
