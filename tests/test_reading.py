@@ -32,8 +32,7 @@ def turn(history: tuple[Message, ...]) -> TurnRequest:
 
 
 def test_a_turn_finds_what_was_read_for_it_and_says_what_it_would_have_said(pipeline: Pipeline) -> None:
-    with running(config()) as fresh:
-        want = ask(fresh, turn(rounds(0, 3)))
+    want = ask(pipeline, turn(rounds(0, 3)))
     with running(config()) as other:
         warm = other.counters["aura"]
         assert other.prepare(rounds(0, 2)).wait(60)
@@ -51,8 +50,7 @@ def test_a_turn_finds_what_was_read_for_it_and_says_what_it_would_have_said(pipe
 
 
 def test_a_cut_history_is_read_while_turns_go_on(pipeline: Pipeline) -> None:
-    with running(config()) as alone:
-        want = [ask(alone, turn(rounds(0, number))) for number in range(3, 6)]
+    want = [ask(pipeline, turn(rounds(0, number))) for number in range(3, 6)]
     with running(config(aura={"max_num_seqs": 8})) as busy:
         listeners, readings = [], []
         for number in range(3, 6):
@@ -68,15 +66,14 @@ def test_a_cut_history_is_read_while_turns_go_on(pipeline: Pipeline) -> None:
 
 
 def test_a_reading_can_be_given_up(pipeline: Pipeline) -> None:
-    with running(config()) as other:
-        reading = other.prepare(rounds(0, 6))
-        reading.cancel()
-        reading.cancel()
-        reading.wait(60)
-        assert reading.over
+    reading = pipeline.prepare(rounds(0, 6))
+    reading.cancel()
+    reading.cancel()
+    reading.wait(60)
+    assert reading.over
 
 
-def test_where_there_is_no_seat_nothing_is_read(pipeline: Pipeline) -> None:
+def test_where_there_is_no_seat_nothing_is_read() -> None:
     with running(config(aura={"max_num_seqs": 1})) as other:
         listener = Listener()
         other.submit(turn(rounds(0, 3)), listener)

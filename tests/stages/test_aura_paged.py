@@ -333,9 +333,7 @@ def test_pictures_take_no_more_than_they_may(aura: AuraStage, monkeypatch: pytes
     assert none.find(b"more") is None
 
 
-def test_what_is_read_beforehand_encodes_its_pictures_once(
-    aura: AuraStage, encoded: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_read_beforehand_encodes_its_pictures_once(aura: AuraStage, encoded: list[int]) -> None:
     want = alone(aura, CUT[1], 6)
     runner, ends = runner_of(aura, rows=23), []
     encoded.clear()
