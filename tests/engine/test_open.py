@@ -499,3 +499,21 @@ def test_of_what_is_only_read_what_is_needed_first_goes_first() -> None:
         lane.arrive()
         runner.step()
     assert (late.reason, soon.reason) == ("stop", "stop")
+
+
+def test_who_finds_no_pages_and_is_not_waited_for_keeps_nothing_from_being_read() -> None:
+    runner = make_runner(TinyStage(), pages=20, max_num_batched_tokens=8)
+    read, ahead = reading(prompt(60)), Request(prompt(31, seed=1))
+    want = calm(Request(prompt(31, seed=1)))
+    runner.add(read.sequence)
+    runner.step()
+    whole = opened(ahead, 30)
+    runner.add(ahead.sequence)
+    for _ in range(20):
+        runner.step()
+        runner.check_integrity()
+    assert [reason for reason, _ in read.ends] == ["stop"]
+    assert ahead.sequence.computed == 30
+    close(runner, ahead.sequence, whole)
+    settle(runner)
+    assert ahead.heard == want
