@@ -152,7 +152,7 @@ def assemble(config: Config, report: Report = unreported, *, device: torch.devic
             runners[name] = _runner(model, sites[name], pages[name], usual, before=before)
             if name in SPEAKING:
                 heard.append(runners[name])
-    if think is not None and think.device.type == "cuda" and "talker" in runners:
+    if think is not None and speak is not None and think.device.type == "cuda" and think.device == speak.device:
         runners["talker"].make_room_for(runners["aura"])
     return Stages(
         asr=hear,

@@ -168,3 +168,28 @@ def test_features_that_are_encoded_in_advance_are_in_the_plan(monkeypatch):
     held = AuraStage.ahead_bytes(AuraStage.network_of(site.checkpoint).config, site.dtype)
     monkeypatch.setattr("aura_omni.stages.aura.AHEAD_PATCHES", 0)
     assert site.needs.weight_bytes - assembly._site(stage).needs.weight_bytes == stage.max_num_seqs * held > 0
+
+
+@pytest.mark.parametrize(
+    ("aura", "talker", "rooms"), [("cuda:0", "cuda:0", 1), ("cuda:0", "cuda:1", 0), ("cpu", "cpu", 0)]
+)
+def test_speech_makes_room_for_what_is_read_on_the_same_gpu(aura, talker, rooms, monkeypatch):
+    class Runner:
+        made = 0
+
+        def make_room_for(self, behind):
+            Runner.made += 1
+
+    def elsewhere(load, device):
+        def loaded(site):
+            stage = load(site)
+            stage.device = torch.device(device)
+            return stage
+
+        return loaded
+
+    monkeypatch.setattr(assembly, "_load_aura", elsewhere(assembly._load_aura, aura))
+    monkeypatch.setattr(assembly, "_load_talker", elsewhere(assembly._load_talker, talker))
+    monkeypatch.setattr(assembly, "_runner", lambda *_, **__: Runner())
+    assemble(config())
+    assert Runner.made == rooms
