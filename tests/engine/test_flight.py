@@ -440,6 +440,27 @@ def test_who_makes_room_for_prompts_always_goes_on(seed: int, monkeypatch: pytes
     assert all(len(request.ends) == 1 for request in requests)
 
 
+def test_who_makes_room_goes_on_in_time_even_where_nothing_else_happens() -> None:
+    """What is read may be put off, and then nothing that arrives would wake the engine's thread."""
+
+    class Reads:
+        reads = True
+
+    talker = make_runner(TinyStage())
+    talker.make_room_for(Reads())  # type: ignore[arg-type]
+    one, want, done = Request(prompt(9)), expected(Request(prompt(9))), threading.Event()
+
+    def hear(value: int) -> None:
+        one.heard.append(value)
+        one.sequence.lasts_until_s = time.monotonic() + IN_HAND_S + 0.01
+
+    one.sequence.on_output, one.sequence.on_end = hear, lambda *_: done.set()
+    with Engine({"talker": talker}) as engine:
+        engine.call(lambda: talker.add(one.sequence))
+        assert done.wait(20)
+    assert one.heard == want
+
+
 def test_a_failed_device_is_found_when_its_step_should_arrive(lane: SlowLane) -> None:
     class Dead:
         @property
