@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -193,3 +194,20 @@ def test_speech_makes_room_for_what_is_read_on_the_same_gpu(aura, talker, rooms,
     monkeypatch.setattr(assembly, "_runner", lambda *_, **__: Runner())
     assemble(config())
     assert Runner.made == rooms
+
+
+def test_a_stage_waits_for_who_computes_on_the_same_gpu():
+    one, two, cpu = torch.device("cuda", 0), torch.device("cuda", 1), torch.device("cpu")
+    heard = {"code2wav": "code2wav", "talker": "talker"}
+
+    def before(name, **devices):
+        sites = {other: SimpleNamespace(device=device) for other, device in devices.items()}
+        return assembly._before(name, sites, heard)
+
+    assert before("aura", aura=one, talker=one, code2wav=one) == ["code2wav", "talker"]
+    assert before("aura", aura=one, talker=two, code2wav=two) == []
+    assert before("aura", aura=one, talker=one, code2wav=two) == ["talker"]
+    assert before("asr", asr=one, talker=one, code2wav=one) == []
+    assert before("asr", asr=cpu, talker=one, code2wav=cpu) == ["code2wav", "talker"], (
+        "a step on a CPU keeps all waiting"
+    )
