@@ -143,16 +143,14 @@ def assemble(config: Config, report: Report = unreported, *, device: torch.devic
         defaults["talker"] = speak.sampling
         speech = _speech(config, speak, codec)
     runners: dict[StageName, ArRunner] = {}
-    heard: list[Runner] = [] if speech is None else [speech.vocoder]
+    heard: dict[StageName, Runner] = {} if speech is None else {"code2wav": speech.vocoder}
     for name in sorted(models, key=lambda name: name not in SPEAKING):
         if model := models[name]:
             usual = _usual(sites[name], defaults[name], speech)
-            # Whoever waits for a transcript has got nothing before its end, so on a GPU ASR waits for nobody.
-            before = [] if name == "asr" and sites[name].device.type == "cuda" else list(heard)
-            runners[name] = _runner(model, sites[name], pages[name], usual, before=before)
+            runners[name] = _runner(model, sites[name], pages[name], usual, before=_before(name, sites, heard))
             if name in SPEAKING:
-                heard.append(runners[name])
-    if think is not None and think.device.type == "cuda" and "talker" in runners:
+                heard[name] = runners[name]
+    if think is not None and speak is not None and think.device.type == "cuda" and think.device == speak.device:
         runners["talker"].make_room_for(runners["aura"])
     return Stages(
         asr=hear,
@@ -162,6 +160,15 @@ def assemble(config: Config, report: Report = unreported, *, device: torch.devic
         defaults=defaults,
         ahead=think is not None and think.device.type == "cuda",
     )
+
+
+def _before(name: StageName, sites: Mapping[StageName, _Site], heard: Mapping[StageName, Runner]) -> list[Runner]:
+    """Who of those that make sound goes before a stage: on a CPU all, on a GPU who computes on the same."""
+    device = sites[name].device
+    if device.type == "cpu":
+        return list(heard.values())
+    # Whoever waits for a transcript has got nothing before its end, so ASR waits for nobody.
+    return [runner for other, runner in heard.items() if name != "asr" and sites[other].device == device]
 
 
 @contextmanager

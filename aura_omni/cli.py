@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -241,7 +242,16 @@ def _serve(arguments: argparse.Namespace) -> int:
     from aura_omni.server.app import ServerConfig, run
     from aura_omni.server.first import ask_first
 
+    loading = threading.Event()
+
     def load_pipeline(report: Report) -> Pipeline:
+        loading.set()
+        try:
+            return loaded_pipeline(report)
+        finally:
+            loading.clear()
+
+    def loaded_pipeline(report: Report) -> Pipeline:
         pipeline: Pipeline
         # Either reads torch here or in its process; the port is open meanwhile.
         with compiled_ahead(config, environ=os.environ):
@@ -268,6 +278,11 @@ def _serve(arguments: argparse.Namespace) -> int:
         media_limits=config.media.limits,
     )
     run(served, load_pipeline)
+    if loading.is_set():
+        # PyTorch aborts the process when Python ends under a thread that computes, and loading cannot be interrupted.
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(0)
     return 0
 
 

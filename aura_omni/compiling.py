@@ -9,6 +9,7 @@ Without it, or if it fails, a start takes longer and is otherwise the same.
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import pickle
 import signal
@@ -19,6 +20,8 @@ from contextlib import contextmanager, suppress
 
 from aura_omni.config import Config, platform
 
+log = logging.getLogger(__name__)
+
 _LEAST_CORES = 4  # with fewer, the engine needs them all
 
 
@@ -28,15 +31,10 @@ def compiled_ahead(config: Config, *, environ: Mapping[str, str]) -> Iterator[su
 
     Yields the process, or None.
     """
-    if not _worth_it(config, environ):
+    process = _started(environ) if _worth_it(config, environ) else None
+    if process is None:
         yield None
         return
-    process = subprocess.Popen(
-        [sys.executable, "-m", "aura_omni.rehearsal"],
-        stdin=subprocess.PIPE,
-        env={**environ, "HF_HUB_OFFLINE": "1"},  # what is not here yet is fetched by the engine
-        start_new_session=True,  # so that it can be ended with its own processes
-    )
     try:
         assert process.stdin is not None
         with suppress(BrokenPipeError):
@@ -47,6 +45,21 @@ def compiled_ahead(config: Config, *, environ: Mapping[str, str]) -> Iterator[su
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+
+
+def _started(environ: Mapping[str, str]) -> subprocess.Popen[bytes] | None:
+    # As the engine's process: else Python would first look for modules in the folder where the server was started.
+    path = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "aura_omni.rehearsal"],
+            stdin=subprocess.PIPE,
+            env={**environ, **path, "HF_HUB_OFFLINE": "1"},  # what is not here yet is fetched by the engine
+            start_new_session=True,  # so that it can be ended with its own processes
+        )
+    except OSError as error:
+        log.warning("kernels are not compiled ahead: %s", error)
+        return None
 
 
 def _worth_it(config: Config, environ: Mapping[str, str]) -> bool:

@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -146,10 +147,11 @@ def _compile(config: Config) -> None:
 
 
 def _end_with_the_server() -> None:
-    """Which holds the other end of our input. We are the first of a session of our own."""
+    """Which holds the other end of our input. We are the first of a session of our own; if not, whoever started us stays."""
     while os.read(sys.stdin.fileno(), 1):
         pass
-    os.killpg(0, signal.SIGKILL)
+    with suppress(ProcessLookupError):
+        os.killpg(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

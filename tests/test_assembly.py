@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -175,3 +176,45 @@ def test_features_that_are_encoded_in_advance_are_in_the_plan(monkeypatch):
     held = AuraStage.ahead_bytes(AuraStage.network_of(site.checkpoint).config, site.dtype)
     monkeypatch.setattr("aura_omni.stages.aura.AHEAD_PATCHES", 0)
     assert site.needs.weight_bytes - assembly._site(stage).needs.weight_bytes == stage.max_num_seqs * held > 0
+
+
+@pytest.mark.parametrize(
+    ("aura", "talker", "rooms"), [("cuda:0", "cuda:0", 1), ("cuda:0", "cuda:1", 0), ("cpu", "cpu", 0)]
+)
+def test_speech_makes_room_for_what_is_read_on_the_same_gpu(aura, talker, rooms, monkeypatch):
+    class Runner:
+        made = 0
+
+        def make_room_for(self, behind):
+            Runner.made += 1
+
+    def elsewhere(load, device):
+        def loaded(site):
+            stage = load(site)
+            stage.device = torch.device(device)
+            return stage
+
+        return loaded
+
+    monkeypatch.setattr(assembly, "_load_aura", elsewhere(assembly._load_aura, aura))
+    monkeypatch.setattr(assembly, "_load_talker", elsewhere(assembly._load_talker, talker))
+    monkeypatch.setattr(assembly, "_runner", lambda *_, **__: Runner())
+    assemble(config())
+    assert Runner.made == rooms
+
+
+def test_a_stage_waits_for_who_computes_on_the_same_gpu():
+    one, two, cpu = torch.device("cuda", 0), torch.device("cuda", 1), torch.device("cpu")
+    heard = {"code2wav": "code2wav", "talker": "talker"}
+
+    def before(name, **devices):
+        sites = {other: SimpleNamespace(device=device) for other, device in devices.items()}
+        return assembly._before(name, sites, heard)
+
+    assert before("aura", aura=one, talker=one, code2wav=one) == ["code2wav", "talker"]
+    assert before("aura", aura=one, talker=two, code2wav=two) == []
+    assert before("aura", aura=one, talker=one, code2wav=two) == ["talker"]
+    assert before("asr", asr=one, talker=one, code2wav=one) == []
+    assert before("asr", asr=cpu, talker=one, code2wav=cpu) == ["code2wav", "talker"], (
+        "a step on a CPU keeps all waiting"
+    )

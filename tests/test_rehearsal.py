@@ -90,3 +90,23 @@ def test_nothing_is_compiled_ahead_without_a_gpu_or_graphs(
     monkeypatch.setattr(compiling, "platform", lambda environ: "cpu")
     with compiled_ahead(CONFIG, environ=gpu_machine) as process:
         assert process is None
+
+
+def test_modules_are_not_looked_for_where_the_server_was_started(
+    gpu_machine: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch.py").write_text("import os; os._exit(7)")
+    monkeypatch.chdir(tmp_path)
+    config = load(Options(deploy_config="tiny.yaml"), environ={}, platform="cuda")
+    with compiled_ahead(config, environ=gpu_machine) as process:
+        assert process is not None
+        assert process.wait(60) == 0
+
+
+def test_a_start_goes_on_where_no_process_can_be_made(
+    gpu_machine: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    config = load(Options(deploy_config="tiny.yaml"), environ={}, platform="cuda")
+    with compiled_ahead(config, environ=gpu_machine) as process:
+        assert process is None

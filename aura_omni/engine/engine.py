@@ -137,10 +137,8 @@ class Engine:
         while True:
             with self._wake:
                 if not worked:
-                    flying = any(runner.flying for runner in self._runners.values())
-                    self._wake.wait_for(
-                        lambda: self._inbox or self._phase == "closing", LOOK_AGAIN_S if flying else None
-                    )
+                    soon = any(runner.flying or runner.holds for runner in self._runners.values())
+                    self._wake.wait_for(lambda: self._inbox or self._phase == "closing", LOOK_AGAIN_S if soon else None)
                 if self._phase == "closing":
                     return
             self._drain()

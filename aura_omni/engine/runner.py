@@ -120,6 +120,7 @@ class ArRunner(Runner):
         self._clock = clock
         self._behind: Runner | None = None
         self._held_since_s: float | None = None
+        self._holding = False
         self._cache = KVCache(pages, page_size, prefix_caching=prefix_caching)
         longest = min(max_num_batched_tokens, max(max_num_seqs, LONGEST_ROWS[kind]))
         self._scheduler = Scheduler(
@@ -161,6 +162,10 @@ class ArRunner(Runner):
     @property
     def reads(self) -> bool:
         return any(not flight.decode for flight in self._flights) or self._scheduler.reading
+
+    @property
+    def holds(self) -> bool:
+        return self._holding
 
     def make_room_for(self, behind: Runner) -> None:
         """Let a less urgent runner read prompts by itself while all who listen here have enough in hand."""
@@ -250,7 +255,9 @@ class ArRunner(Runner):
         return landed
 
     def launch(self) -> bool:
-        if not (self._news if self._flights else self._scheduler.busy) or self._holds():
+        due = self._news if self._flights else self._scheduler.busy
+        self._holding = due and self._holds()
+        if self._holding or not due:
             return False
         self._news, self._held_since_s = False, None
         with self._lane.active(), torch.inference_mode():

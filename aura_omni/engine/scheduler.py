@@ -303,12 +303,14 @@ class Scheduler:
         known = sorted((one for one in (*self.running, *self.waiting) if one.open and not one.blocked), key=_rank)
         if counts or (known and not known[0].only_read):
             budget = min(budget, self.shared_rows // 2)
+        served: Sequence | None = None
         for sequence in known:
-            if sequence.only_read != known[0].only_read or not budget:
+            if not budget or (served is not None and sequence.only_read != served.only_read):
                 break
             if sequence.only_read and sequence.pages:
                 self.cache.catch_up(sequence)  # the turn that it was meant for may have come
             if sequence.pages or self._admit(sequence):
+                served = sequence  # who finds no pages keeps nobody from being read who has some, and gives them back at the end
                 counts[sequence] = min(budget, sequence.length - sequence.computed)
                 budget -= counts[sequence]
 

@@ -125,6 +125,11 @@ class Runner(Protocol):
         """Whether the device computes rows of prompts, or will next."""
         return False
 
+    @property
+    def holds(self) -> bool:
+        """Whether the last `launch` left something to do for later, for the sake of another runner: time alone may change that."""
+        return False
+
     def land(self) -> bool:
         """Take in what has been computed, if it is there, and hand it on. Returns whether it was.
 

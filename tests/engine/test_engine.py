@@ -16,6 +16,8 @@ WAIT_S = 20.0  # for a test that would hang; never waited for when all is well
 class Scripted:
     """A runner of nothing: counts its steps, and does what the test says."""
 
+    holds = False
+
     def __init__(self, log: list[str], name: str, work: int = 0) -> None:
         self.log, self.name, self.work = log, name, work
         self.failure: Exception | None = None

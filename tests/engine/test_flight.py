@@ -6,15 +6,19 @@ import random
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
-from tiny_stage import GREEDY, STOP, Request, TinyStage, make_runner, prompt, run
+from tiny_stage import GREEDY, STOP, Request, TinyStage, close, make_runner, opened, prompt, reading, run
 
+from aura_omni.engine import runner as runners
 from aura_omni.engine.engine import Engine
-from aura_omni.engine.runner import HOLD_S, IN_HAND_S
+from aura_omni.engine.runner import HOLD_S, IN_HAND_S, ArRunner
+from aura_omni.engine.sequence import Batch, MediaSpan, Sequence
 from aura_omni.errors import Unavailable
 from aura_omni.flow import Sampling
+from tests.replayed import without_cuda
 from tests.slow_lane import SlowLane
 
 SEEDED = Sampling(max_tokens=8, seed=11, temperature=0.9, repetition_penalty=1.1)
@@ -294,6 +298,167 @@ def test_whatever_falls_between_launch_and_arrival_everyone_says_the_same(seed: 
         assert request.heard == whole.heard[: len(request.heard)]
     assert runner.counters.pages_used == 0
     assert runner.counters.preemptions > 0
+
+
+class Unforeseen(TinyStage):
+    """A stage that often does not know its next row, and whose media are prepared in pieces, as the dice fall."""
+
+    def __init__(self, dice: random.Random) -> None:
+        super().__init__(mrope=True)
+        self._dice, self._known, self._pieces = dice, dice.choice([0.0, 0.5, 1.0]), dice.choice([0.0, 0.3])
+
+    def foresees(self, sequence: Sequence) -> bool:
+        return self._dice.random() < self._known
+
+    def prepare(self, batch: Batch) -> bool:
+        return self._dice.random() < self._pieces
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_however_steps_are_launched_and_put_together_everyone_says_the_same(
+    seed: int, *, alone: bool, graphs: bool, lane: SlowLane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts that are whole, that become so, and that are only read; some end in the middle, also because of what others hear."""
+    dice = random.Random(repr((seed, alone, graphs)))
+    samplings = [
+        GREEDY,
+        replace(SEEDED, seed=seed),
+        replace(GREEDY, presence_penalty=0.7),
+        replace(GREEDY, logit_bias={STOP: 3.0}, min_tokens=3),
+    ]
+
+    def make(index: int) -> Request:
+        tokens = prompt(9, seed=99) * (index % 2) + prompt(2 + 7 * index % 23 + 60 * (index % 5 == 4), seed=index % 6)
+        media = (MediaSpan(len(tokens) // 3, 1 + index % 2, bytes([index])),) * (index % 3 > 0)
+        sampling = replace(samplings[index % 4], max_tokens=1 + 5 * index % 17)
+        return Request(tokens, sampling, media=media, priority=index % 3)
+
+    calm = [make(index) for index in range(14)]
+    for request in calm:
+        run(make_runner(TinyStage(mrope=True)), request)
+    crowd, doomed = [make(index) for index in range(14)], [make(index) for index in range(6)]
+    reads = [reading(one.sequence.tokens, media=one.sequence.media) for one in map(make, range(6))]
+    monkeypatch.setattr(runners, "SHARED_ROWS", {"cpu": dice.choice([3, 8, 128])})
+    if graphs:
+        without_cuda(monkeypatch)
+    runner = make_runner(
+        Unforeseen(dice), lane=lane, pages=28, max_num_batched_tokens=dice.choice([8, 16, 64]),
+        max_num_seqs=dice.choice([2, 4, 8]), alone=alone, graphs=graphs,
+    )  # fmt: skip
+    coming, unknown = [*crowd, *doomed, *reads], {}
+    living = [*doomed, *reads[:2]]
+
+    def end_somebody() -> None:
+        there = [one for one in living if one.sequence.id >= 0 and one not in unknown]
+        if there and dice.random() < 0.05:
+            living.remove(one := dice.choice(there))
+            runner.abort(one.sequence)
+
+    def heard(request: Request, value: int) -> None:
+        request.heard.append(value)
+        end_somebody()
+
+    for request in crowd:
+        request.sequence.on_output = partial(heard, request)
+    dice.shuffle(coming)
+    while coming or unknown or runner.busy:
+        if coming and dice.random() < 0.4:
+            request = coming.pop()
+            if request not in reads and dice.random() < 0.5:
+                spans, length = request.sequence.media, request.sequence.length
+                inside = {row for span in spans for row in range(span.start + 1, span.start + span.length)}
+                unknown[request] = opened(
+                    request, dice.choice([known for known in range(1, length) if known not in inside])
+                )
+            runner.add(request.sequence)
+        runner.step()
+        runner.check_integrity()
+        if dice.random() < 0.5:
+            lane.arrive(dice.choice([1, None]))
+        end_somebody()
+        for request in list(unknown):
+            if dice.random() < 0.15:
+                close(runner, request.sequence, unknown.pop(request))
+    assert [request.heard for request in crowd] == [request.heard for request in calm]
+    for request, whole in zip(doomed, calm, strict=False):
+        assert request.heard == whole.heard[: len(request.heard)]
+    for request in reads:
+        assert request.heard == []
+        assert request.reason == "stop" or request not in living
+    assert runner.counters.pages_used == 0
+
+
+@pytest.mark.parametrize("seed", range(12, 20))
+def test_who_makes_room_for_prompts_always_goes_on(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is read, and whether it can be: the engine's thread never sleeps while somebody is to be spoken to."""
+    dice, now_s = random.Random(seed), 0.0
+    monkeypatch.setattr(runners, "SHARED_ROWS", {"cpu": dice.choice([3, 8, 128])})
+    reads, speaks = SlowLane(), SlowLane()
+    talker = make_runner(TinyStage(seed=1), lane=speaks, clock=lambda: now_s, max_num_seqs=4, pages=40)
+    aura = make_runner(
+        TinyStage(), lane=reads, before=[talker], clock=lambda: now_s, max_num_batched_tokens=8, max_num_seqs=4,
+        pages=26,
+    )  # fmt: skip
+    talker._at_once = aura._at_once = False  # a GPU, where one does not wait for a step of the other
+    talker.make_room_for(aura)
+    engine = Engine({"talker": talker, "aura": aura})
+
+    def hear(sequence: Sequence, value: int) -> None:
+        sequence.lasts_until_s = max(sequence.lasts_until_s, now_s) + 0.3
+
+    coming: list[tuple[ArRunner, Request]] = []
+    for index in range(10):
+        speech = Request(prompt(5 + index, seed=index), replace(GREEDY, max_tokens=30))
+        if index % 4:
+            speech.sequence.on_output = partial(hear, speech.sequence)
+        asked, read = Request(prompt(20 + 5 * index, seed=index % 5)), reading(prompt(30 + 5 * index, seed=index))
+        coming += [(talker, speech), (aura, asked), (aura, read)]
+    requests = [request for _, request in coming]
+    dice.shuffle(coming)
+    unknown = {}
+    while coming or unknown or talker.busy or aura.busy:
+        if coming and dice.random() < 0.2:
+            runner, request = coming.pop()
+            if runner is aura and not request.sequence.open and dice.random() < 0.5:
+                unknown[request] = opened(request, dice.randrange(1, request.sequence.length))
+            runner.add(request.sequence)
+        worked = engine._pass()
+        assert worked or talker.flying or aura.flying or not talker.busy
+        talker.check_integrity()
+        aura.check_integrity()
+        for lane in (reads, speaks):
+            if dice.random() < 0.5:
+                lane.arrive(dice.choice([1, None]))
+        for request in list(unknown):
+            if dice.random() < 0.03:
+                close(aura, request.sequence, unknown.pop(request))
+        now_s += 0.005
+        for sequence in talker._scheduler.running:
+            assert sequence.lasts_until_s > now_s - 0.1 or sequence.lasts_until_s < 0, "silence"
+    assert all(len(request.ends) == 1 for request in requests)
+
+
+def test_who_makes_room_goes_on_in_time_even_where_nothing_else_happens() -> None:
+    """What is read may be put off, and then nothing that arrives would wake the engine's thread."""
+
+    class Reads:
+        reads = True
+
+    talker = make_runner(TinyStage())
+    talker.make_room_for(Reads())  # type: ignore[arg-type]
+    one, want, done = Request(prompt(9)), expected(Request(prompt(9))), threading.Event()
+
+    def hear(value: int) -> None:
+        one.heard.append(value)
+        one.sequence.lasts_until_s = time.monotonic() + IN_HAND_S + 0.01
+
+    one.sequence.on_output, one.sequence.on_end = hear, lambda *_: done.set()
+    with Engine({"talker": talker}) as engine:
+        engine.call(lambda: talker.add(one.sequence))
+        assert done.wait(20)
+    assert one.heard == want
 
 
 def test_a_failed_device_is_found_when_its_step_should_arrive(lane: SlowLane) -> None:

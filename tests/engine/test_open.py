@@ -6,33 +6,14 @@ import random
 from dataclasses import replace
 
 import pytest
-from tiny_stage import GREEDY, Request, TinyStage, make_runner, prompt, run
+from tiny_stage import GREEDY, Request, TinyStage, close, make_runner, opened, prompt, reading, run
 
 from aura_omni.engine.runner import LEAST_KNOWN_ROWS, SHARED_ROWS, ArRunner
-from aura_omni.engine.sequence import Batch, MediaSpan, Sequence
+from aura_omni.engine.sequence import Batch, MediaSpan
 from aura_omni.flow import Sampling
 from tests.slow_lane import SlowLane
 
 PENALISED = Sampling(max_tokens=8, seed=11, temperature=0.9, repetition_penalty=1.3, presence_penalty=0.3)
-
-
-Whole = tuple[list[int], tuple[MediaSpan, ...]]
-
-
-def opened(request: Request, known: int) -> Whole:
-    """The request with only so many tokens known, which cut no medium; returns all of it."""
-    sequence = request.sequence
-    whole = list(sequence.tokens), sequence.media
-    sequence.tokens, sequence.prompt_length, sequence.open = sequence.tokens[:known], known, True
-    sequence.media = tuple(span for span in sequence.media if span.start < known)
-    return whole
-
-
-def close(runner: ArRunner, sequence: Sequence, whole: Whole) -> None:
-    sequence.tokens, sequence.media = whole
-    sequence.prompt_length = sequence.length
-    runner.close(sequence)
-    runner.check_integrity()
 
 
 def settle(runner: ArRunner) -> None:
@@ -338,12 +319,6 @@ def test_whenever_prompts_become_known_and_pages_run_out_everyone_says_the_same(
 # ---------------------------------------------------------------- what is only read
 
 
-def reading(tokens: list[int], *, media: tuple[MediaSpan, ...] = ()) -> Request:
-    request = Request(tokens, media=media)
-    request.sequence.open = request.sequence.only_read = True
-    return request
-
-
 def test_what_is_only_read_ends_when_its_rows_can_be_found() -> None:
     media = (MediaSpan(5, 10, b"clip"),)
     want, runner = calm(Request(prompt(21), media=media)), make_runner(TinyStage())
@@ -499,3 +474,21 @@ def test_of_what_is_only_read_what_is_needed_first_goes_first() -> None:
         lane.arrive()
         runner.step()
     assert (late.reason, soon.reason) == ("stop", "stop")
+
+
+def test_who_finds_no_pages_and_is_not_waited_for_keeps_nothing_from_being_read() -> None:
+    runner = make_runner(TinyStage(), pages=20, max_num_batched_tokens=8)
+    read, ahead = reading(prompt(60)), Request(prompt(31, seed=1))
+    want = calm(Request(prompt(31, seed=1)))
+    runner.add(read.sequence)
+    runner.step()
+    whole = opened(ahead, 30)
+    runner.add(ahead.sequence)
+    for _ in range(20):
+        runner.step()
+        runner.check_integrity()
+    assert [reason for reason, _ in read.ends] == ["stop"]
+    assert ahead.sequence.computed == 30
+    close(runner, ahead.sequence, whole)
+    settle(runner)
+    assert ahead.heard == want

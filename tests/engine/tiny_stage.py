@@ -196,6 +196,31 @@ def run(runner: ArRunner, *requests: Request, limit: int = 2000) -> None:
     assert runner.counters.pages_used == 0
 
 
+Whole = tuple[list[int], tuple[MediaSpan, ...]]
+
+
+def opened(request: Request, known: int) -> Whole:
+    """The request with only so many tokens known, which cut no medium; returns all of it."""
+    sequence = request.sequence
+    whole = list(sequence.tokens), sequence.media
+    sequence.tokens, sequence.prompt_length, sequence.open = sequence.tokens[:known], known, True
+    sequence.media = tuple(span for span in sequence.media if span.start < known)
+    return whole
+
+
+def close(runner: ArRunner, sequence: Sequence, whole: Whole) -> None:
+    sequence.tokens, sequence.media = whole
+    sequence.prompt_length = sequence.length
+    runner.close(sequence)
+    runner.check_integrity()
+
+
+def reading(tokens: list[int], *, media: tuple[MediaSpan, ...] = ()) -> Request:
+    request = Request(tokens, media=media)
+    request.sequence.open = request.sequence.only_read = True
+    return request
+
+
 def prompt(length: int, *, seed: int = 0) -> list[int]:
     return torch.randint(0, VOCABULARY - 1, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
