@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-import aura_omni.engine.runner
+from aura_omni.engine import holding
 from aura_omni.engine.runner import SHARED_ROWS
 from aura_omni.flow import AudioChunk, Event, Message, Text, TurnRequest
 from aura_omni.pipeline import Pipeline
@@ -78,7 +78,7 @@ def test_sound_and_what_is_waited_for_in_silence_go_first(pipeline: Pipeline) ->
 
 
 def test_speech_whose_talker_made_room_for_prompts_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aura_omni.engine.runner, "IN_HAND_S", 0.0)
+    monkeypatch.setattr(holding, "IN_HAND_S", 0.0)
     pauses: list[bool] = []
     came = Pace.came
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 import torch
 
 from aura_omni.counters import Counters, UnderWay
+from aura_omni.engine.holding import Holding
 from aura_omni.engine.kv_cache import KVCache
 from aura_omni.engine.lane import Arrival, Lane
 from aura_omni.engine.scheduler import Scheduler
@@ -47,13 +48,6 @@ LONGEST_ROWS = {"cuda": 4 * PREFILL_SIZES[-1], "cpu": 1 << 20}
 # Known rows of open sequences that are worth a step: on a GPU fewer take as long as so many, beside a transcript that somebody waits for,
 # and hardly any time together with the rest of their prompt. Pictures always are, as the rest then lacks their rows, too.
 LEAST_KNOWN_ROWS = {"cuda": 128, "cpu": 1}
-
-# How long a step of decoding waits at most for what somebody else gets first. A GPU that computes both takes up to three times as long for
-# a first frame, which is some 10 ms otherwise; those who decode have more text or sound in hand than that.
-HOLD_S = 0.02
-
-# What listeners must have in hand for steps of decoding to wait for prompts of others: sound in 16 frames, of some 5 ms each, follows in time.
-IN_HAND_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +111,7 @@ class ArRunner(Runner):
         self._alone = alone
         kind = "cpu" if self._at_once else "cuda"
         self._least_known = LEAST_KNOWN_ROWS[kind]
-        self._clock = clock
-        self._behind: Runner | None = None
-        self._held_since_s: float | None = None
-        self._holding = False
+        self._holding, self._holds = Holding(self._before, clock), False
         self._cache = KVCache(pages, page_size, prefix_caching=prefix_caching)
         longest = min(max_num_batched_tokens, max(max_num_seqs, LONGEST_ROWS[kind]))
         self._scheduler = Scheduler(
@@ -165,11 +156,11 @@ class ArRunner(Runner):
 
     @property
     def holds(self) -> bool:
-        return self._holding
+        return self._holds
 
     def make_room_for(self, behind: Runner) -> None:
         """Let a less urgent runner read prompts by itself while all who listen here have enough in hand."""
-        self._behind = behind
+        self._holding.make_room_for(behind)
 
     @property
     def counters(self) -> Counters:
@@ -256,10 +247,11 @@ class ArRunner(Runner):
 
     def launch(self) -> bool:
         due = self._news if self._flights else self._scheduler.busy
-        self._holding = due and self._holds()
-        if self._holding or not due:
+        self._holds = due and self._holding.holds(self._scheduler)
+        if self._holds or not due:
             return False
-        self._news, self._held_since_s = False, None
+        self._holding.over()
+        self._news = False
         with self._lane.active(), torch.inference_mode():
             launched = not self._flights and self._launch()
             if launched:
@@ -277,29 +269,6 @@ class ArRunner(Runner):
         self._scheduler.check_integrity()
 
     # ------------------------------------------------------------ launch
-
-    def _holds(self) -> bool:
-        """Whether decoding waits, for the sake of somebody who has got nothing yet."""
-        return not self._scheduler.newcomers and (self._holds_a_little() or self._has_time())
-
-    def _has_time(self) -> bool:
-        if self._behind is None or not self._behind.reads:
-            return False
-        enough_s = self._clock() + IN_HAND_S
-        sequences = [*self._scheduler.running, *self._scheduler.waiting]
-        if any(not sequence.blocked and sequence.lasts_until_s < enough_s for sequence in sequences):
-            return False
-        for sequence in sequences:
-            sequence.paused = True
-        return True
-
-    def _holds_a_little(self) -> bool:
-        if not any(runner.awaited for runner in self._before):
-            return False
-        now_s = self._clock()
-        if self._held_since_s is None:
-            self._held_since_s = now_s
-        return now_s - self._held_since_s < HOLD_S
 
     def _launch(self) -> bool:
         """Start the next step. Changes nothing that the host knows of its sequences: that follows when it has arrived."""

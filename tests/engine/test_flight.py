@@ -14,7 +14,8 @@ from tiny_stage import GREEDY, STOP, Request, TinyStage, close, make_runner, ope
 
 from aura_omni.engine import runner as runners
 from aura_omni.engine.engine import Engine
-from aura_omni.engine.runner import HOLD_S, IN_HAND_S, ArRunner
+from aura_omni.engine.holding import HOLD_S, IN_HAND_S
+from aura_omni.engine.runner import ArRunner
 from aura_omni.engine.sequence import Batch, MediaSpan, Sequence
 from aura_omni.errors import Unavailable
 from aura_omni.flow import Sampling
