@@ -262,7 +262,7 @@ class ArRunner(Runner):
                     not flight.awaited and (self._launch_newcomers(flight.batch) or self._launch_reading(flight.batch))
                 )
             if len(self._flights) == 1 and self._alone and not self._flights[0].decode:
-                launched |= self._launch_others(self._flights[0].batch)
+                launched |= self._launch_decoding(self._flights[0].batch)
         return launched
 
     def check_integrity(self) -> None:
@@ -391,9 +391,9 @@ class ArRunner(Runner):
         self._launch_rows(batch, decode=False)
         return True
 
-    def _launch_others(self, under_way: Batch) -> bool:
+    def _launch_decoding(self, under_way: Batch) -> bool:
         """Start a step of decoding behind prompts that are under way, for all others: the device does not wait for its launch."""
-        batch = self._scheduler.schedule_others(under_way)
+        batch = self._scheduler.schedule_decoding(under_way)
         if batch is None:
             return False
         self._launch_batch(batch)

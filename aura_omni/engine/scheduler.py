@@ -207,7 +207,7 @@ class Scheduler:
                 return Batch((sequence,), (begin,), (min(most, sequence.length - begin),))
         return None
 
-    def schedule_others(self, under_way: Batch) -> Batch | None:
+    def schedule_decoding(self, under_way: Batch) -> Batch | None:
         """The rows of decoding of those who have nothing in a batch under way, where there is room for them; None: of nobody."""
         known = set(under_way.sequences)
         going = [
