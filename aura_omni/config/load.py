@@ -207,7 +207,7 @@ def _clean_stages(
         if names[number] in _SPEECH and "quantization" in clean[number]:
             raise ConfigError(
                 f"{where}[stage_id {number}]: quantization is {shown(clean[number]['quantization'])}; only asr and aura can "
-                f"have it. {_NOT_QUANTIZED[names[number]]} Leave it out"
+                f"have it. {_NOT_QUANTIZED[names[number]]}. Leave it out"
             )
         if names[number] != "talker" and clean[number].get("subtalker_sampling_params"):
             notes.add("subtalker_sampling_params", True, place, "only the Talker has a code predictor")
