@@ -12,6 +12,7 @@ clip is filled up to whole windows, whose empty places nobody attends to, and pa
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -28,6 +29,7 @@ from aura_omni.models.vision_input import RESIZED_AT_ONCE, Framing
 GROUPS = (1, 2, 4, 8)  # pairs of frames of one call
 MOST_PATCHES = 8_192  # of one call: beyond, launching takes less time than computing
 MOST_GRIDS = 4  # framings that get graphs; each holds its inputs and outputs, 130 MB for 640x360 at true size
+MOST_SEEN = 16  # framings that came once and are remembered, whatever sizes clients think of
 WINDOWS = (1, 2, 4, 8)  # of 8 s, of one call
 MOST_WHOLE = 4  # of a clip that is one graph from its samples on
 
@@ -56,7 +58,7 @@ class TowerGraphs:
 
     def __init__(self, tower: VisionTower) -> None:
         self._tower, self._pool = tower, GraphPool()
-        self._seen: set[Framing] = set()
+        self._seen: deque[Framing] = deque(maxlen=MOST_SEEN)  # once
         self._graphs: dict[Framing, Graphed] = {}
 
     @torch.inference_mode()
@@ -68,9 +70,11 @@ class TowerGraphs:
 
     def __call__(self, frames: Tensor, framing: Framing) -> Tensor:
         groups, graph = _groups_of(framing), self._graphs.get(framing)
-        if framing in self._seen and graph is None and groups and len(self._graphs) < MOST_GRIDS:
-            graph = self._graphs[framing] = self._graphed(framing)
-        self._seen.add(framing)
+        if graph is None and groups and len(self._graphs) < MOST_GRIDS:
+            if framing in self._seen:
+                graph = self._graphs[framing] = self._graphed(framing)
+            else:
+                self._seen.append(framing)
         if graph is None or len(frames) > groups[-1]:
             return features_of(self._tower, frames, framing)
         # A copy, because features wait for their rows to be computed and the next call overwrites the original.

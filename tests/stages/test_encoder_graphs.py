@@ -15,6 +15,7 @@ from aura_omni.models.vision_input import Framing, PixelRules
 from aura_omni.stages.encoder_graphs import (
     GROUPS,
     MOST_GRIDS,
+    MOST_SEEN,
     MOST_WHOLE,
     WINDOWS,
     HearingGraphs,
@@ -80,6 +81,20 @@ def test_a_frame_size_gets_graphs_when_it_comes_again(tower: VisionTower, monkey
             some = frames(1, framing)
             assert (ours(some, framing) - features_of(tower, some, framing)).abs().max() < LIMIT
     assert len(recorded) == MOST_GRIDS
+
+
+@torch.inference_mode()
+def test_of_frame_sizes_that_came_once_only_some_are_remembered(
+    tower: VisionTower, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = without_cuda(monkeypatch)
+    ours = TowerGraphs(tower)
+    sizes = [framing_of(2, 2 * width) for width in range(1, MOST_SEEN + 2)]
+    for framing in (*sizes, sizes[0]):
+        ours(frames(1, framing), framing)
+    assert recorded == []
+    ours(frames(1, sizes[-1]), sizes[-1])
+    assert len(recorded) == 1
 
 
 @torch.inference_mode()
