@@ -278,7 +278,7 @@ def test_a_preempted_prompt_that_was_read_in_advance_is_read_again(aura: AuraSta
 def test_nothing_is_computed_for_an_answer_before_it_is_known_not_to_be_silence(aura: AuraStage) -> None:
     lane = SlowLane()
     runner = runner_of(aura, lane=lane)
-    sequence = sequence_of(aura, aura.prompt([user("look")]), max_tokens=4)
+    sequence = sequence_of(aura, aura.prompt([user("look")]), max_tokens=4, ignore_eos=True)
     runner.add(sequence)
     under_way = []
     while runner.busy:
