@@ -9,18 +9,17 @@ A request is bytes that are ready to be sent, so that making them takes no time 
 from __future__ import annotations
 
 import base64
-import io
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import av
 import httpx
 import numpy as np
 
 from aura_omni.flow import SPEECH_RATE
 from aura_omni.media.encoder import encode
+from aura_omni.media.film import film
 from aura_omni.media.noise import sentences
 
 
@@ -56,7 +55,7 @@ class Turns:
             url = _data_url("audio/wav", noise(random, self.audio_s))
             content.append({"type": "audio_url", "audio_url": {"url": url}})
         if self.frames:
-            url = _data_url("video/mp4", film(random, self.frames, self.size))
+            url = _data_url("video/mp4", film(list(blocks(random, self.frames, self.size))))
             content.append({"type": "video_url", "video_url": {"url": url}})
         body = {
             "model": self.model,
@@ -111,20 +110,12 @@ def noise(random: np.random.Generator, length_s: float) -> bytes:
     return encode(sentences(random, length_s, SPEECH_RATE), SPEECH_RATE, "wav")
 
 
-def film(random: np.random.Generator, frames: int, size: tuple[int, int]) -> bytes:
-    """An MP4 file (H.264) of random pictures, two a second."""
-    file = io.BytesIO()
+def blocks(random: np.random.Generator, frames: int, size: tuple[int, int]) -> Iterator[np.ndarray]:
+    """Random pictures uint8 [h, w, 3]: blocks of colour, as noise of single pixels would make a large file and nothing else."""
     width, height = size
-    with av.open(file, "w", format="mp4") as container:
-        stream = container.add_stream("libx264", rate=2)
-        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
-        for _ in range(frames):
-            # Blocks of colour: noise of single pixels would make a large file and nothing else.
-            blocks = random.integers(0, 256, (-(-height // 40), -(-width // 40), 3), dtype=np.uint8)
-            picture = blocks.repeat(40, 0).repeat(40, 1)[:height, :width]
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")))
-        container.mux(stream.encode(None))
-    return file.getvalue()
+    for _ in range(frames):
+        colours = random.integers(0, 256, (-(-height // 40), -(-width // 40), 3), dtype=np.uint8)
+        yield colours.repeat(40, 0).repeat(40, 1)[:height, :width]
 
 
 def _data_url(kind: str, data: bytes) -> str:

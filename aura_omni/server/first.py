@@ -11,19 +11,18 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import io
 import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import av
 import httpx
 import numpy as np
 
 from aura_omni.flow import SPEECH_RATE
 from aura_omni.media.encoder import encode
+from aura_omni.media.film import film
 from aura_omni.media.noise import swelling_noise
 from aura_omni.server.app import ServerConfig, create_app
 from aura_omni.server.turns import Pipeline
@@ -33,7 +32,7 @@ log = logging.getLogger(__name__)
 _TOKENS = 4  # of each stage
 _ERROR = '{"error":'  # begins an event that says so
 _SOUND_S = 5.0
-_WIDTH, _HEIGHT = 640, 360
+_FRAMES = [np.full((360, 640, 3), light, np.uint8) for light in (64, 128)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,7 @@ def _questions(pipeline: Pipeline) -> Iterator[_Question]:
     if "aura" in stages:
         content = [
             {"type": "audio_url", "audio_url": {"url": _data_url("audio/wav", _wav(sound))}},
-            {"type": "video_url", "video_url": {"url": _data_url("video/mp4", _film())}},
+            {"type": "video_url", "video_url": {"url": _data_url("video/mp4", film(_FRAMES))}},
             {"type": "text", "text": "Hello."},
         ]
         few = [{} if stage == "code2wav" else {"max_tokens": _TOKENS} for stage in stages]
@@ -96,19 +95,6 @@ def _questions(pipeline: Pipeline) -> Iterator[_Question]:
 
 def _wav(samples: np.ndarray) -> bytes:
     return encode(samples, SPEECH_RATE, "wav")
-
-
-def _film() -> bytes:
-    """Two frames of half a second in MP4, as cameras send them."""
-    file = io.BytesIO()
-    with av.open(file, "w", format="mp4") as container:
-        stream = container.add_stream("libx264", rate=2)
-        stream.width, stream.height, stream.pix_fmt = _WIDTH, _HEIGHT, "yuv420p"
-        for light in (64, 128):
-            picture = np.full((_HEIGHT, _WIDTH, 3), light, np.uint8)
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
-        container.mux(stream.encode(None))
-    return file.getvalue()
 
 
 def _data_url(kind: str, data: bytes) -> str:
