@@ -183,10 +183,11 @@ def _timed(what: str) -> Iterator[None]:
 
 def checkpoint_of(stage: StageConfig) -> Checkpoint:
     """Where a stage's files are; those of a hub id are fetched, none is read. Raises CheckpointError."""
+    dummy = stage.load_format == "dummy"
     if nano.is_packaged(stage.model):
         folder = nano.folder_of(stage.model)
-        return Checkpoint(folder, stage.model, folder.parent)
-    return Checkpoint.find(stage.model, revision=stage.revision)
+        return Checkpoint(folder, stage.model, folder.parent, dummy)
+    return Checkpoint.find(stage.model, revision=stage.revision, dummy=dummy)
 
 
 def _site(stage: StageConfig, device: torch.device | None = None, *, alone: bool = False) -> _Site:

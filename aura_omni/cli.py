@@ -201,6 +201,11 @@ def _serve_flags(serve: argparse.ArgumentParser) -> None:
         help="longest sequence of AURA (or of the pipeline's one language stage)",
     )
     add("--max-num-seqs", metavar="N", type=int, help="sequences in one step, for every stage")
+    add(
+        "--load-format",
+        metavar="FORMAT",
+        help="dummy: weights are made up, for every stage, to measure without reading any",
+    )
     add("--enforce-eager", action="store_true", default=None, help="no CUDA graphs, for every stage")
     add(
         "--engine-process",

@@ -15,14 +15,13 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from true_size import Report, machine, made_up_weights
+from true_size import Report, machine
 
 from aura_omni import nano
 from aura_omni.engine.loader import Checkpoint
@@ -59,9 +58,8 @@ def main() -> None:
         sources = {name: str(arguments.random / name) for name in STAGES}
     report = Report(arguments.out)
     report.add("machine", machine())
-    with nullcontext() if arguments.random is None else made_up_weights():
-        for name in arguments.stages:
-            report.add(name, asdict(measured(name, sources[name], rows=arguments.rows)))
+    for name in arguments.stages:
+        report.add(name, asdict(measured(name, sources[name], rows=arguments.rows, dummy=arguments.random is not None)))
 
 
 # ---------------------------------------------------------------- what is compared
@@ -87,16 +85,20 @@ def agreement(plain: Sequence[Tensor], other: Sequence[Tensor]) -> Agreement:
     )
 
 
-def measured(name: str, source: str, *, rows: int) -> Agreement:
-    plain = list(logits(name, source, fp8=False, rows=rows))
-    return agreement(plain, list(logits(name, source, fp8=True, rows=rows)))
+def measured(name: str, source: str, *, rows: int, dummy: bool = False) -> Agreement:
+    plain = list(logits(name, source, fp8=False, rows=rows, dummy=dummy))
+    return agreement(plain, list(logits(name, source, fp8=True, rows=rows, dummy=dummy)))
 
 
-def logits(name: str, source: str, *, fp8: bool, rows: int = ALL) -> Iterator[Tensor]:
-    """Of every place of every right answer, float32 [places, V] on the CPU. At most `rows` rows are computed at once."""
+def logits(name: str, source: str, *, fp8: bool, rows: int = ALL, dummy: bool = False) -> Iterator[Tensor]:
+    """Of every place of every right answer, float32 [places, V] on the CPU. At most `rows` rows are computed at once.
+
+    dummy: with random weights, the same each time.
+    """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     how: dict[str, Any] = {"device": device, "dtype": torch.bfloat16 if device.type == "cuda" else torch.float32}
-    checkpoint = Checkpoint.find(str(nano.folder_of(source)) if nano.is_packaged(source) else source)
+    folder = str(nano.folder_of(source)) if nano.is_packaged(source) else source
+    checkpoint = Checkpoint.find(folder, dummy=dummy)
     with torch.inference_mode():
         if name == "asr":
             hearing = AsrStage.load(checkpoint, fp8=fp8, **how)

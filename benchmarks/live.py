@@ -26,7 +26,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,7 +33,7 @@ from typing import Any
 
 import numpy as np
 from lengths import AURA_TOKENS, WORD, forced, silence
-from true_size import Report, described, machine, memory, stages_of, true_stages, write
+from true_size import QUANTIZED, Report, in_eight_bits, load_format, machine, memory, stages_of, true_stages, write
 
 from aura_omni.assembly import PAGE_SIZE
 from aura_omni.bench.playback import listen
@@ -72,7 +71,8 @@ PICTURES_GIB = 0.22  # of a session: 31 pairs of frames, as a cut leaves 30
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, help="checkpoints of true size; written unless they are there")
-    parser.add_argument("--in-memory", action="store_true", help="weights are made up on the GPU, not written and read")
+    parser.add_argument("--dummy", action="store_true", help="weights are made up on the GPU, not written and read")
+    parser.add_argument("--fp8", nargs="+", choices=QUANTIZED, default=(), help="stages with weights in eight bits")
     parser.add_argument("--tiny", action="store_true", help="the tiny family")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument(
@@ -101,20 +101,24 @@ def main() -> None:
             write_family(Path(temporary), kinds=("custom_voice",))
             measure(arguments, Path(temporary), tiny_config(Path(temporary)))
     else:
-        if not arguments.in_memory:
-            write(arguments.folder)
-        measure(arguments, arguments.folder, live_config(arguments.folder, max(arguments.sessions)))
+        write(arguments.folder, dummy=arguments.dummy)
+        measure(arguments, arguments.folder, live_config(arguments))
 
 
-def live_config(folder: Path, sessions: int) -> Config:
+def live_config(arguments: argparse.Namespace) -> Config:
     """32 sessions of 46 rounds of 240 rows are 353,000 rows of AURA's cache, more than its usual share of an H200 holds, and
     the Talker needs far less than its. Frames are kept encoded until a cut has had them read again."""
-    stages = true_stages(folder)
+    stages, sessions = in_eight_bits(true_stages(arguments.folder), arguments.fp8), max(arguments.sessions)
     kept_gib = round(sessions * PICTURES_GIB, 1)
     stages["1"] |= {"max_num_seqs": sessions, "gpu_memory_utilization": 0.65, "picture_cache_gib": kept_gib}
     stages["2"] |= {"gpu_memory_utilization": 0.10}
     stages["3"] |= {"gpu_memory_utilization": 0.10}
-    return load_here(Options(deploy_config="aura_omni.yaml", stage_overrides=json.dumps(stages)))
+    options = Options(
+        deploy_config="aura_omni.yaml",
+        stage_overrides=json.dumps(stages),
+        load_format=load_format(arguments.dummy),
+    )
+    return load_here(options)
 
 
 def tiny_config(folder: Path) -> Config:
@@ -128,8 +132,7 @@ def measure(arguments: argparse.Namespace, folder: Path, config: Config) -> None
     report.add("machine", machine())
     report.add("load", {name: value for name, value in vars(arguments).items() if name not in ("folder", "out")})
     begin = time.monotonic()
-    with described(folder) if arguments.in_memory else nullcontext():
-        pipeline = Pipeline.load(config)
+    pipeline = Pipeline.load(config)
     try:
         report.add("load_s", round(time.monotonic() - begin, 1))
         sessions: list[Session] = []

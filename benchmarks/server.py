@@ -1,6 +1,7 @@
 """The server over HTTP, with true sizes on a GPU or the tiny family on a CPU: starts it, sends every load, ends it.
 
     python benchmarks/server.py --folder /scratch/true --out results    # writes the checkpoints (31 GB) unless they are there
+    python benchmarks/server.py --folder /tmp/described --dummy --out results       # makes weights up instead, on the GPU
     python benchmarks/server.py --tiny --out results                    # in a minute on two cores
     python benchmarks/server.py --asr-alone --folder /scratch/true --out results    # nothing but ASR on the device
 
@@ -29,7 +30,7 @@ from typing import Any
 
 import httpx
 from lengths import FRAMES, forced, silence
-from true_size import QUANTIZED, in_eight_bits, stages_of, true_stages, write
+from true_size import QUANTIZED, in_eight_bits, load_format, stages_of, true_stages, write
 
 from aura_omni.nano.random_family import write_family
 
@@ -44,6 +45,7 @@ RECORDING_S = 120
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, help="checkpoints of true size; written unless they are there")
+    parser.add_argument("--dummy", action="store_true", help="weights are made up on the GPU, not written and read")
     parser.add_argument("--tiny", action="store_true", help="the tiny family and fewer clients")
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument(
@@ -69,7 +71,7 @@ def main() -> int:
         with TemporaryDirectory() as folder:
             write_family(Path(folder), kinds=("custom_voice",))
             return measure(arguments, Path(folder), "tiny.yaml", stages_of(Path(folder)))
-    write(arguments.folder)
+    write(arguments.folder, dummy=arguments.dummy)
     return measure(arguments, arguments.folder, "aura_omni.yaml", true_stages(arguments.folder))
 
 
@@ -80,6 +82,7 @@ def measure(arguments: argparse.Namespace, folder: Path, deploy: str, stages: di
         stage["default_sampling_params"] = sampling
     in_eight_bits(stages, arguments.fp8)
     flags = ["--deploy-config", deploy, "--stage-overrides", json.dumps(stages), "--served-model-name", "aura"]
+    flags += ["--load-format", load_format(arguments.dummy)]
     summary: dict[str, Any] = {
         "command": shlex.join(["python", *sys.argv]),
         "date": time.strftime("%Y-%m-%d"),

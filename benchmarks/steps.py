@@ -1,7 +1,7 @@
 """What each stage takes alone, at published dimensions with random weights: one step of decoding, one chunk of frames, one clip.
 
     python benchmarks/steps.py --folder /scratch/true --out steps.json [--profile]     # checkpoints that true_size.py has written
-    python benchmarks/steps.py --folder /tmp/described --out steps.json --in-memory --stages talker --without fused-draw
+    python benchmarks/steps.py --folder /tmp/described --out steps.json --dummy --stages talker --without fused-draw
 
 The stages are loaded as `serve` loads them and driven through their runners, on the engine's thread, one stage at a time. A
 step is wall time from one output of every sequence to the next, host work included; `gpu_ms` is the time that kernels ran in
@@ -16,7 +16,6 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from features import FEATURES, without
-from true_size import QUANTIZED, Report, described, machine, memory, true_config
+from true_size import QUANTIZED, Report, machine, memory, true_config, write
 
 from aura_omni import assembly
 from aura_omni.engine.engine import Engine
@@ -45,7 +44,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=STAGES, help="only these; others are not loaded")
-    parser.add_argument("--in-memory", action="store_true", help="weights are made up on the GPU, not written and read")
+    parser.add_argument("--dummy", action="store_true", help="weights are made up on the GPU, not written and read")
     parser.add_argument("--fp8", nargs="+", choices=QUANTIZED, default=(), help="these with weights in eight bits")
     parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
     parser.add_argument("--without", nargs="+", choices=FEATURES, default=(), help="plainer, as features.py says")
@@ -66,13 +65,14 @@ def measure(arguments: argparse.Namespace, report: Report) -> None:
     wanted = set(arguments.stages)
     if wanted & SPEECH:
         wanted |= SPEECH
-    config = true_config(arguments.folder, eager=arguments.eager, fp8=arguments.fp8)
+    config = true_config(arguments.folder, eager=arguments.eager, fp8=arguments.fp8, dummy=arguments.dummy)
     # A stage that is only there because another one needs it gets no graphs.
     stages = [stage for stage in config.stages if stage.name in wanted]
     stages = [stage if stage.name in arguments.stages else replace(stage, enforce_eager=True) for stage in stages]
     config = replace(config, stages=tuple(stages))
-    with described(arguments.folder) if arguments.in_memory else nullcontext():
-        parts = assembly.assemble(config)
+    if arguments.dummy:
+        write(arguments.folder, dummy=True)
+    parts = assembly.assemble(config)
     report.add("load_s", time.monotonic() - start)
     with Engine(parts.runners()) as engine:
         for name, value in Bench(parts, engine, profile=arguments.profile, trace=arguments.trace).measured(

@@ -15,23 +15,20 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
 from lengths import AURA_TOKENS, FRAMES, forced, silence
 
 from aura_omni.config import Config, Options, load
-from aura_omni.engine.loader import Checkpoint
+from aura_omni.config.config import LoadFormat
 from aura_omni.flow import Audio, AudioChunk, Ended, Event, Message, TextDelta, Transcript, TurnRequest, Video
 from aura_omni.media.noise import swelling_noise
-from aura_omni.models.weights import Layout
 from aura_omni.nano.published import TRUE
-from aura_omni.nano.random_family import fill, write_family
+from aura_omni.nano.random_family import write_family
 from aura_omni.pipeline import Pipeline
 
 QUANTIZED = {"asr": "0", "aura": "1"}  # stages whose weights can have eight bits
@@ -73,31 +70,32 @@ def main() -> None:
     print(json.dumps(report.content, indent=1))
 
 
-def write(folder: Path) -> None:
-    """The checkpoints, unless they are there."""
-    if not (folder / "tts_custom_voice" / "speech_tokenizer" / "model.safetensors").is_file():
+def write(folder: Path, *, dummy: bool = False) -> None:
+    """The checkpoints, unless they are there; of a dummy all but the weights, which nobody reads."""
+    if dummy:
+        write_family(folder, sizes=TRUE, kinds=("custom_voice",), weights=False)
+    elif not (folder / "tts_custom_voice" / "speech_tokenizer" / "model.safetensors").is_file():
         device = torch.device("cuda")
         write_family(folder, sizes=TRUE, dtype=torch.bfloat16, device=device, kinds=("custom_voice",))
-        torch.cuda.empty_cache()  # another process may be about to load them
-
-
-@contextmanager
-def described(folder: Path) -> Iterator[None]:
-    """Inside it, checkpoints of the folder are loaded that have everything but weights: those are made up on the device."""
-    write_family(folder, sizes=TRUE, kinds=("custom_voice",), weights=False)
-    with made_up_weights():
-        yield
 
 
 def load_pipeline(folder: Path, *, eager: bool) -> Pipeline:
     return Pipeline.load(true_config(folder, eager=eager))
 
 
-def true_config(folder: Path, *, eager: bool, fp8: Iterable[str] = ()) -> Config:
-    """fp8: stages that have their weights in eight bits."""
-    stages = in_eight_bits(true_stages(folder), fp8)
-    options = Options(deploy_config="aura_omni.yaml", stage_overrides=json.dumps(stages), enforce_eager=eager or None)
+def true_config(folder: Path, *, eager: bool, fp8: Iterable[str] = (), dummy: bool = False) -> Config:
+    """fp8: stages that have their weights in eight bits; dummy: weights are made up on the GPU."""
+    options = Options(
+        deploy_config="aura_omni.yaml",
+        stage_overrides=json.dumps(in_eight_bits(true_stages(folder), fp8)),
+        enforce_eager=eager or None,
+        load_format=load_format(dummy),
+    )
     return load(options, environ={}, platform="cuda")
+
+
+def load_format(dummy: bool) -> LoadFormat:
+    return "dummy" if dummy else "auto"
 
 
 def true_stages(folder: Path) -> dict[str, dict[str, Any]]:
@@ -115,25 +113,6 @@ def in_eight_bits(stages: dict[str, dict[str, Any]], names: Iterable[str]) -> di
     for name in names:
         stages[QUANTIZED[name]]["quantization"] = "fp8"
     return stages
-
-
-@contextmanager
-def made_up_weights() -> Iterator[None]:
-    """While the context lasts no weights are read: they are made up, on the device, for whatever a checkpoint describes."""
-
-    def load(
-        checkpoint: Checkpoint,
-        network: torch.nn.Module,
-        layout: Layout,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-        own: str = "",
-    ) -> None:
-        fill(network, layout, device=device, dtype=dtype)
-
-    with patch.object(Checkpoint, "load", load):
-        yield
 
 
 def stages_of(folder: Path) -> dict[str, dict[str, Any]]:

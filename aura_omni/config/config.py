@@ -17,6 +17,7 @@ PipelineName = Literal["aura_omni", "qwen3_tts", "qwen3_asr"]
 Platform = Literal["cuda", "cpu"]
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 Quantization = Literal["fp8"]
+LoadFormat = Literal["auto", "safetensors", "dummy"]
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8091
@@ -45,6 +46,9 @@ class StageConfig:
     model: str  # a folder, a hub id, or "nano:..." or "tiny:..."
     revision: str | None
     device: int  # CUDA device number; on a machine without CUDA the stage runs on the CPU
+    load_format: (
+        LoadFormat  # auto and safetensors: weights are read; dummy: they are made up, to measure without a checkpoint
+    )
     dtype: Dtype  # auto: bfloat16 on CUDA, float32 on the CPU
     quantization: Quantization | None  # of the matrices of ASR's or AURA's decoder, made when they are loaded
     gpu_memory_utilization: float  # of the whole device: weights, KV pages and activations
@@ -128,6 +132,7 @@ class Options:
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     enforce_eager: bool | None = None
+    load_format: LoadFormat | None = None
     engine_process: bool | None = None
     trust_remote_code: bool = False
 

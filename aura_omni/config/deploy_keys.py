@@ -96,6 +96,8 @@ def of_some_stages(value: Any, where: str) -> None:
     raise ConfigError(f"{where} is {shown(value)}; it is a key of stages, and only of asr and aura. Set it there")
 
 
+LOAD_FORMAT = choice("auto", "safetensors", "dummy")
+
 TOP_KEYS: Mapping[str, Check] = {
     "pipeline": text,
     "served_model_name": texts,
@@ -110,6 +112,7 @@ TOP_KEYS: Mapping[str, Check] = {
     "speech": speech,
     "stages": mapping,
     "platforms": mapping,
+    "load_format": LOAD_FORMAT,
     "dtype": dtype,
     "quantization": of_some_stages,
     "enable_prefix_caching": boolean,
@@ -150,6 +153,7 @@ STAGE_KEYS: Mapping[str, Check] = {
     "model": text,
     "revision": text,
     "devices": device,
+    "load_format": LOAD_FORMAT,
     "dtype": dtype,
     "quantization": choice("fp8"),
     "gpu_memory_utilization": fraction,
@@ -197,7 +201,6 @@ NEUTRAL: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "enable_expert_parallel": ((False,), "no stage has experts"),
     "kv_cache_dtype": (("auto",), "the KV cache has the stage's dtype; only weights can have eight bits"),
     "config_format": (("auto", "hf"), "checkpoints are read in the published layout"),
-    "load_format": (("auto", "safetensors"), "weights are read from safetensors"),
     "tokenizer_mode": (("auto",), "the checkpoint's own tokenizer is used"),
 }
 DONE_ANYWAY: Mapping[str, bool] = {

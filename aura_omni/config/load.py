@@ -86,6 +86,7 @@ _NOT_QUANTIZED: Mapping[StageName, str] = {
 _COMMON: dict[str, Any] = {
     "enabled": True,
     "devices": 0,
+    "load_format": "auto",
     "dtype": "auto",
     "quantization": None,
     "enforce_eager": False,
@@ -176,7 +177,7 @@ def _layers(
         if name == platform:
             on_platform = clean
     overrides = _overrides(options, names, notes)
-    wide = {key: top[key] for key in ("dtype", "enable_prefix_caching") if key in top}
+    wide = {key: top[key] for key in ("load_format", "dtype", "enable_prefix_caching") if key in top}
     by_stage: dict[int, list[_Layer]] = {}
     for number, name in enumerate(names):
         typed = _typed(options, name, PIPELINES[pipeline])
@@ -245,6 +246,7 @@ def _typed(options: Options, name: StageName, pipeline: _Pipeline) -> dict[str, 
     typed: dict[str, Any] = {
         "max_num_seqs": options.max_num_seqs,
         "enforce_eager": options.enforce_eager,
+        "load_format": options.load_format,
         "max_model_len": options.max_model_len if name == pipeline.main else None,
     }
     return {
@@ -304,6 +306,7 @@ def _stage(name: StageName, number: int, effective: Mapping[str, Any], pipeline:
         model=effective["model"],
         revision=effective.get("revision"),
         device=effective["devices"],
+        load_format=effective["load_format"],
         dtype=effective["dtype"],
         quantization=effective["quantization"],
         gpu_memory_utilization=effective[_FRACTION],
@@ -459,6 +462,11 @@ def _all_notes(
     asked = options.deploy_config or ""
     if "/" in asked and not Path(asked).expanduser().is_file():
         lines.append(f"{asked} does not exist; the packaged {deploy.path.name} is used")
+    made_up = [stage.name for stage in stages if stage.load_format == "dummy"]
+    if made_up:
+        lines.append(
+            f"load_format: dummy: the weights of {', '.join(made_up)} are random, so what is answered means nothing"
+        )
     if options.model and all(stage.model != options.model for stage in stages):
         lines.append(f"MODEL {options.model!r} loads nothing: {deploy.path.name} names a checkpoint for every stage")
     if options.trust_remote_code:

@@ -53,6 +53,7 @@ def to_yaml(config: Config) -> str:
             "model": stage.model,
             "revision": stage.revision,
             "devices": str(stage.device),
+            "load_format": stage.load_format,
             "dtype": stage.dtype,
             "quantization": stage.quantization,
             "gpu_memory_utilization": stage.gpu_memory_utilization,

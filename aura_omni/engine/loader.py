@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from aura_omni.errors import CheckpointError, shown
+from aura_omni.models.random_weights import RandomWeights
 from aura_omni.models.weights import Filling, Layout, Prepared, Slot, dtypes, slots
 
 T = TypeVar("T")
@@ -35,24 +36,27 @@ class Checkpoint:
 
     shelf: a folder above it, in which its indexes may name the files of checkpoints beside it, so that two kinds share their
     weights; without one an index names files of its own folder.
+    dummy: weights are not read but made up on the device (`load_format: dummy`); the folder needs all other files.
     """
 
     folder: Path
     name: str
     shelf: Path | None = None
+    dummy: bool = False
 
     @classmethod
-    def find(cls, source: str, *, revision: str | None = None) -> Checkpoint:
-        """source: a local folder, or a hub id ("owner/name"), which is downloaded into the hub's cache."""
+    def find(cls, source: str, *, revision: str | None = None, dummy: bool = False) -> Checkpoint:
+        """source: a local folder, or a hub id ("owner/name"), which is downloaded into the hub's cache; of a dummy all but weights."""
         if Path(source).expanduser().is_dir():
-            return cls(Path(source).expanduser(), source)
+            return cls(Path(source).expanduser(), source, dummy=dummy)
         if source.count("/") != 1 or source.startswith((".", "/", "~")):
             raise CheckpointError(f"checkpoint {source!r} is neither a folder nor a hub id of the form owner/name")
         from huggingface_hub import snapshot_download  # only here: a local start needs no hub client
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
+        needed = [pattern for pattern in _NEEDED if not (dummy and pattern.endswith(".safetensors"))]
         try:
-            return cls(Path(snapshot_download(source, revision=revision, allow_patterns=_NEEDED)), source)
+            return cls(Path(snapshot_download(source, revision=revision, allow_patterns=needed)), source, dummy=dummy)
         except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
             raise CheckpointError(
                 f"checkpoint {source!r} could not be fetched from the hub ({type(error).__name__}). "
@@ -60,7 +64,7 @@ class Checkpoint:
             ) from error
 
     def sub(self, name: str) -> Checkpoint:
-        return Checkpoint(self.folder / name, f"{self.name}/{name}", self.shelf)
+        return replace(self, folder=self.folder / name, name=f"{self.name}/{name}")
 
     def has(self, name: str) -> bool:
         return (self.folder / name).is_file()
@@ -162,7 +166,8 @@ class Checkpoint:
 
         own: a prefix; published tensors that do not start with it belong to another network of the same file and are not
         counted as unused. Integer tensors keep their dtype, and what the network has in eight bits is made so tensor by tensor.
-        Raises CheckpointError naming the missing, unused or misshaped tensors (the first few of each). On "meta" nothing is read.
+        Raises CheckpointError naming the missing, unused or misshaped tensors (the first few of each). On "meta", and of a dummy,
+        nothing is read.
         """
         wanted = list(slots(network, layout))
         state = network.state_dict()
@@ -171,6 +176,12 @@ class Checkpoint:
             for slot in wanted:
                 kind = dtype if slot.scale is not None else state[slot.ours].dtype
                 filling.put(slot, torch.empty(slot.shape(state[slot.ours]), dtype=kind, device=device))
+            return settle(network, filling.tensors)
+        if self.dummy:
+            random = RandomWeights(dtype=dtype, device=device)
+            for slot in wanted:
+                published = torch.Size(slot.shape(state[slot.ours]))
+                filling.put(slot, random.value(slot.published, published, state[slot.ours].dtype))
             return settle(network, filling.tensors)
         where = self.tensors()
         self._check_names(where, wanted, layout, own)

@@ -7,8 +7,6 @@ family serves benchmarks. The same seed gives the same bytes.
 from __future__ import annotations
 
 import json
-import math
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -17,15 +15,15 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from torch import Tensor, nn
 
-from aura_omni.engine.loader import settle
 from aura_omni.models.codec import DECODER_LAYOUT, CodecConfig, CodecDecoder
 from aura_omni.models.codec_encoder import ENCODER_LAYOUT, CodecEncoder, CodecEncoderConfig
 from aura_omni.models.qwen3_asr import AsrConfig, Qwen3Asr
 from aura_omni.models.qwen3_tts import TALKER_LAYOUT, Talker, TalkerConfig
 from aura_omni.models.qwen3_vl import LAYOUT as VL_LAYOUT
 from aura_omni.models.qwen3_vl import Qwen3VL, VLConfig
+from aura_omni.models.random_weights import RandomWeights
 from aura_omni.models.speaker_encoder import SPEAKER_LAYOUT, SpeakerEncoder, SpeakerEncoderConfig
-from aura_omni.models.weights import Filling, Layout, shapes_only, slots
+from aura_omni.models.weights import Layout, shapes_only, slots
 from aura_omni.nano import published
 from aura_omni.nano.published import TINY, Json, Sizes
 from aura_omni.stages.tokenizer import QWEN_SPLIT
@@ -52,7 +50,7 @@ def write_family(
 ) -> None:
     """Write asr, aura and tts_KIND for each of kinds below `folder` (made if missing). True size: about 36 GB in bfloat16.
 
-    weights: False leaves them out, for `fill` to make up.
+    weights: False leaves them out, for `load_format: dummy`.
     """
     device = device or torch.device("cpu")
     vocabulary = 151936 if sizes is not TINY else 512
@@ -87,20 +85,9 @@ def write_family(
             )
 
 
-def fill(network: nn.Module, layout: Layout, *, device: torch.device, dtype: torch.dtype, seed: int = 0) -> None:
-    """Weights of the kind that `write_family` writes, straight into a network on the meta device, and its tables."""
-    random, ours = _Writer(dtype, device, seed), network.state_dict()
-    filling = Filling(network, device=device, dtype=dtype)
-    for slot in slots(network, layout):
-        target = ours[slot.ours]
-        filling.put(slot, random.value(slot.published, torch.Size(slot.shape(target)), target.dtype))
-    settle(network, filling.tensors)
-
-
 class _Writer:
     def __init__(self, dtype: torch.dtype, device: torch.device, seed: int, weights: bool = True) -> None:
-        self._dtype, self._device, self._weights = dtype, device, weights
-        self._random = torch.Generator(device).manual_seed(seed)
+        self._random, self._weights = RandomWeights(dtype=dtype, device=device, seed=seed), weights
 
     def checkpoint(
         self,
@@ -151,32 +138,12 @@ class _Writer:
             state = network.state_dict()
             for slot in slots(network, layout):
                 target = state[slot.ours]
-                yield slot.published, self.value(slot.published, torch.Size(slot.shape(target)), target.dtype).cpu()
+                yield (
+                    slot.published,
+                    self._random.value(slot.published, torch.Size(slot.shape(target)), target.dtype).cpu(),
+                )
         for name, dimensions in unused.items():
-            yield name, self.value(name, torch.Size(dimensions), torch.float32).cpu()
-
-    def value(self, name: str, shape: torch.Size, kind: torch.dtype) -> Tensor:
-        """Random, but such that every branch matters: norms near 1, scales far from 0, books of unit spread."""
-        if not kind.is_floating_point or name.endswith("initialized"):
-            return torch.ones(shape, dtype=kind, device="cpu")
-
-        def normal(mean: float, spread: float) -> Tensor:
-            return torch.randn(shape, generator=self._random, device=self._device) * spread + mean
-
-        if name.endswith(("cluster_usage", "embedding_sum", "embed_sum")):
-            value = normal(0.0, 1.0) if not name.endswith("cluster_usage") else normal(1.0, 0.1).abs() + 0.1
-        elif name.endswith("gamma") or re.search(r"(norm\d?|layernorm|ln_post|layer_norm)\.weight$", name):
-            value = normal(1.0, 0.1)
-        elif name.endswith(("scale", "alpha", "beta")):
-            value = normal(0.3, 0.1)
-        elif name.endswith("bias") or len(shape) < 2:
-            value = normal(0.0, 0.02)
-        else:
-            fan_in = math.prod(shape[1:])
-            value = normal(0.0, 1.0 if "embed_tokens" in name else min(0.3, fan_in**-0.5))
-        if name == "decoder.decoder.6.conv.weight":
-            value *= 0.02  # the last convolution of Code2Wav: sound within full scale
-        return value.to(self._dtype).contiguous()
+            yield name, self._random.value(name, torch.Size(dimensions), torch.float32).cpu()
 
 
 def write_tokenizer(

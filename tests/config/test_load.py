@@ -163,6 +163,15 @@ def test_max_model_len_is_auras():
     assert all(stage.enforce_eager for stage in config.stages)
 
 
+def test_weights_can_be_made_up_for_every_stage_or_for_one():
+    assert {stage.load_format for stage in loaded(deploy_config=AURA).stages} == {"auto"}
+    config = loaded(deploy_config=AURA, load_format="dummy", stage_overrides='{"0": {"load_format": "safetensors"}}')
+    assert [stage.load_format for stage in config.stages] == ["safetensors", "dummy", "dummy", "dummy"]
+    assert any("aura, talker, code2wav are random" in note for note in config.notes)
+    with pytest.raises(ConfigError, match="--load-format is 'pt'"):
+        loaded(deploy_config=AURA, load_format="pt")
+
+
 def test_memory_flag_is_the_total_in_the_files_proportions():
     assert fractions(loaded(deploy_config=AURA, gpu_memory_utilization=0.45)) == pytest.approx([0.05, 0.2, 0.1, 0.1])
     shared = loaded(deploy_config=AURA, gpu_memory_utilization=0.7)
@@ -313,7 +322,7 @@ def test_wrong_files_are_refused_by_name(tmp_path, text, message):
         ("num_replicas", 2, "num_replicas is 2"),
         ("quantization", "awq", "quantization is 'awq'; known: fp8"),
         ("kv_cache_dtype", "fp8", "only weights can have eight bits"),
-        ("load_format", "dummy", "load_format is 'dummy'"),
+        ("load_format", "pt", "load_format is 'pt'"),
         ("use_v2_model_runner", True, "cannot be set"),
         ("default_sampling_params", {"temprature": 1}, "temprature"),
         ("default_sampling_params", {"temperature": -1}, "temperature is -1"),

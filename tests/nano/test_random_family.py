@@ -1,35 +1,41 @@
-"""Random weights made up in a network are those that would have been written and read."""
+"""Weights made up by `load_format: dummy` are those that would have been written and read."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from aura_omni.engine.loader import Checkpoint
+from aura_omni.errors import CheckpointError
 from aura_omni.models.qwen3_tts import TALKER_LAYOUT
-from aura_omni.nano.random_family import fill, write_family
+from aura_omni.nano.random_family import write_family
 from aura_omni.stages.asr import AsrStage
 from aura_omni.stages.talker import TalkerStage
-from tests.family import SEED, family
 
 CPU = torch.device("cpu")
 
 
-def test_weights_that_are_filled_in_are_those_of_the_files() -> None:
-    checkpoint = Checkpoint.find(str(family() / "asr"))
-    read, filled = AsrStage.network_of(checkpoint), AsrStage.network_of(checkpoint)
-    checkpoint.load(read, read.config.layout, device=CPU, dtype=torch.float32)
-    fill(filled, filled.config.layout, device=CPU, dtype=torch.float32, seed=SEED)
-    for (name, one), (_, other) in zip(read.state_dict().items(), filled.state_dict().items(), strict=True):
+def test_a_dummy_has_the_weights_that_the_family_writes(tmp_path: Path) -> None:
+    write_family(tmp_path, kinds=())
+    read, made_up = (AsrStage.network_of(Checkpoint.find(str(tmp_path / "asr"))) for _ in range(2))
+    for network, dummy in ((read, False), (made_up, True)):
+        checkpoint = Checkpoint.find(str(tmp_path / "asr"), dummy=dummy)
+        checkpoint.load(network, network.config.layout, device=CPU, dtype=torch.float32)
+    for (name, one), (_, other) in zip(read.state_dict().items(), made_up.state_dict().items(), strict=True):
         assert torch.equal(one, other), name
-    assert not any(weight.requires_grad for weight in filled.parameters())
+    assert not any(weight.requires_grad for weight in made_up.parameters())
 
 
-def test_a_family_without_weights_is_all_that_is_needed_to_fill_them_in(tmp_path: Path) -> None:
+def test_a_dummy_needs_no_weights_and_nothing_else_does_without(tmp_path: Path) -> None:
     write_family(tmp_path, kinds=("custom_voice",), weights=False)
     assert not list(tmp_path.rglob("*.safetensors*"))
-    talker, _ = TalkerStage.networks_of(Checkpoint.find(str(tmp_path / "tts_custom_voice")))
-    fill(talker, TALKER_LAYOUT, device=CPU, dtype=torch.bfloat16)
+    folder = str(tmp_path / "tts_custom_voice")
+    talker, _ = TalkerStage.networks_of(Checkpoint.find(folder))
+    with pytest.raises(CheckpointError, match="safetensors"):
+        Checkpoint.find(folder).load(talker, TALKER_LAYOUT, device=CPU, dtype=torch.bfloat16)
+    Checkpoint.find(folder, dummy=True).load(talker, TALKER_LAYOUT, device=CPU, dtype=torch.bfloat16)
     assert talker.text(torch.tensor([1, 2])).dtype == torch.bfloat16
     assert talker.text(torch.tensor([1, 2])).isfinite().all()
+    assert Checkpoint.find(folder, dummy=True).sub("speech_tokenizer").dummy
