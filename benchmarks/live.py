@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -39,6 +40,7 @@ from aura_omni.assembly import PAGE_SIZE
 from aura_omni.bench.playback import listen
 from aura_omni.bench.report import UNDERRUN_S, spread
 from aura_omni.bench.stages import Counts, during
+from aura_omni.compiling import compiled_ahead
 from aura_omni.config import Config, Options, load_here
 from aura_omni.flow import (
     SILENT_TEXT,
@@ -132,7 +134,8 @@ def measure(arguments: argparse.Namespace, folder: Path, config: Config) -> None
     report.add("machine", machine())
     report.add("load", {name: value for name, value in vars(arguments).items() if name not in ("folder", "out")})
     begin = time.monotonic()
-    pipeline = Pipeline.load(config)
+    with compiled_ahead(config, environ=os.environ):
+        pipeline = Pipeline.load(config)
     try:
         report.add("load_s", round(time.monotonic() - begin, 1))
         sessions: list[Session] = []

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -27,6 +28,7 @@ from features import FEATURES, without
 from true_size import QUANTIZED, Report, machine, memory, true_config, write
 
 from aura_omni import assembly
+from aura_omni.compiling import compiled_ahead
 from aura_omni.engine.engine import Engine
 from aura_omni.engine.sequence import Sequence
 from aura_omni.flow import CODEBOOKS, SILENT_TEXT, Audio, Message, StageName, Text, Video, Voice
@@ -72,7 +74,8 @@ def measure(arguments: argparse.Namespace, report: Report) -> None:
     config = replace(config, stages=tuple(stages))
     if arguments.dummy:
         write(arguments.folder, dummy=True)
-    parts = assembly.assemble(config)
+    with compiled_ahead(config, environ=os.environ):
+        parts = assembly.assemble(config)
     report.add("load_s", time.monotonic() - start)
     with Engine(parts.runners()) as engine:
         for name, value in Bench(parts, engine, profile=arguments.profile, trace=arguments.trace).measured(

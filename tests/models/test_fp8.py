@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -12,7 +14,6 @@ from aura_omni.models import fp8
 from aura_omni.models.layers import DenseKV
 from aura_omni.models.qwen3 import Decoder, DecoderConfig
 from aura_omni.models.weights import Layout, Linear, in_eight_bits, slots, to_published
-from aura_omni.nano.random_family import fill
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # Bfloat16 rounds a sum once more, and tensor cores add up with few bits: part of the spread of sums.
@@ -36,7 +37,7 @@ def decoder(*, eight: bool, filled: bool = True) -> Decoder:
     if eight:
         in_eight_bits(made)
     if filled:
-        fill(made, Layout(), device=DEVICE, dtype=DTYPE)
+        Checkpoint(Path(), "", dummy=True).load(made, Layout(), device=DEVICE, dtype=DTYPE)
     return made
 
 
