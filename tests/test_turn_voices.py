@@ -44,7 +44,7 @@ def test_every_mode_speaks_with_a_prefill_of_the_length_its_ids_say(
 
     def counted(self, prompt):
         rows = rows_of(self, prompt)
-        lengths.append((len(rows), prompt.prefill.length))
+        lengths.append((len(rows.ids), prompt.prefill.length))
         return rows
 
     monkeypatch.setattr(type(talker), "prompt_rows", counted)

@@ -76,15 +76,21 @@ class Graphed:
             self._captured(size, options)
         torch.cuda.empty_cache()  # of what the calls before recording took; graphs have memory of their own
 
-    def __call__(self, *tensors: Tensor, **options: Hashable) -> Tensor:
+    def __call__(self, *tensors: Tensor | None, **options: Hashable) -> Tensor:
         """tensors [B, ...] on the host (pinned) or the device.
 
         Their second dimension may be narrower than the row's, and a tensor may lack the last rows of the batch, or all that
-        makes it one of the sizes: there the function sees what earlier calls left.
+        makes it one of the sizes, or (None) all of them: there the function sees what earlier calls left.
         """
-        capture = self._captured(self.size(max(len(tensor) for tensor in tensors[: len(self._rows)])), options)
+        capture = self._captured(
+            self.size(max(len(one) for one in tensors[: len(self._rows)] if one is not None)), options
+        )
         for static, given in zip(capture.inputs, tensors, strict=True):
-            static[: len(given), : given.shape[1]].copy_(given, non_blocking=True)
+            if given is None:
+                continue
+            if static.shape != given.shape:
+                static = static[: len(given), : given.shape[1]]
+            static.copy_(given, non_blocking=True)
         if capture.graph is not None:
             capture.graph.replay()
         return capture.output

@@ -102,7 +102,7 @@ def sent_together(arrays: Sequence[np.ndarray], device: torch.device) -> list[Te
         return [torch.from_numpy(array) for array in arrays]
     # Each begins where numbers of any size may begin.
     ends = np.cumsum([-(-array.nbytes // _ALIGNED) * _ALIGNED for array in arrays])
-    host = torch.empty(int(ends[-1]), dtype=torch.uint8, pin_memory=True)
+    host = torch.empty(int(ends[-1]), dtype=torch.uint8, pin_memory=device.type == "cuda")
     begins = [0, *ends[:-1].tolist()]
     for array, begin in zip(arrays, begins, strict=True):
         np.copyto(host.numpy()[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape), array)

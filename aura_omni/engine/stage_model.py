@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from aura_omni.counters import Counters
+from aura_omni.engine.lane import sent_together
 from aura_omni.engine.sampler import Draw
 from aura_omni.engine.sequence import Batch, Sequence
 from aura_omni.models.layers import KeyValues
@@ -18,12 +19,33 @@ from aura_omni.models.qwen3 import Decoder, DecoderConfig
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """What the decoder reads in one step: x [N, H]; positions int64 [N] or [3, N]; adds as `Decoder.forward` has them."""
+    """What the decoder reads in one step of N rows, as the host knows it: numbers that go to the device together and become
+    embeddings there, because launching those one by one takes longer than computing them.
+
+    ids int [N, k]: for `StageModel.embed`; positions int [N, 1] or [N, 3].
+    media [M, 1 + adds, H], on the device: of rows `places` int [M], in any order. The first is added to their embeddings, the
+    others to the residual stream, as `Decoder.forward` has it.
+    """
+
+    ids: np.ndarray
+    positions: np.ndarray
+    media: Tensor | None = None
+    places: np.ndarray | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Embedded:
+    """The same on the device: x [N, H]; positions int [N] or [3, N]; adds as `Decoder.forward` has them."""
 
     x: Tensor
     positions: Tensor
     adds: tuple[Tensor, ...] = ()
     add_rows: Tensor | None = None
+
+
+def by_axis(positions: Tensor) -> Tensor:
+    """Positions [N, axes] as a decoder has them."""
+    return positions[:, 0] if positions.shape[1] == 1 else positions.T
 
 
 class StageModel(Protocol):
@@ -36,15 +58,30 @@ class StageModel(Protocol):
     stop_ids: frozenset[int]
     penalise_prompt: bool  # repetition penalty counts prompt tokens too (language models: yes, Talker: no)
     extra_numbers: int = 0  # how many `numbers` gives
-    adds: int = 0  # how many adds `rows` gives, where it gives any
+    row_ids: int = 1  # how many ids of a row `rows` gives
+    adds: int = 0  # how many adds rows of media have
 
     def rows(self, batch: Batch) -> Rows:
-        """Embed the batch's rows: text, media, codes are the stage's business. Adds belong to rows of media only.
+        """What the batch's rows are made of: text, media, codes are the stage's business.
 
         Not asked for rows that `complete` has made. May be asked for the same rows again (after preemption, or when a step
         failed), so whatever makes a row stays with the sequence.
         """
         ...
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """ids int64 [N, row_ids] of `rows` -> [N, H], without media. Tensors only: on CUDA it becomes part of a graph."""
+        ...
+
+    def embedded(self, rows: Rows) -> Embedded:
+        """The rows on the device, where no graph sees to it."""
+        places = np.empty(0, np.int64) if rows.places is None else rows.places
+        ids, positions, where = sent_together([rows.ids, rows.positions, places], self.device)
+        x = self.embed(ids)
+        if rows.media is None:
+            return Embedded(x, by_axis(positions))
+        first, *adds = rows.media.unbind(1)
+        return Embedded(x.index_add(0, where, first), by_axis(positions), tuple(adds), where)
 
     def prepare(self, batch: Batch) -> bool:
         """Launch a part of what `rows` will need for a batch that nobody waits for yet; False: nothing is missing.
@@ -54,11 +91,11 @@ class StageModel(Protocol):
         return False
 
     def prepare_graphs(self) -> None:
-        """Capture CUDA graphs of what `rows` computes before the decoder does. Called once, in the stage's lane, if at all."""
+        """Capture CUDA graphs of what `rows` computes. Called once, in the stage's lane, if at all."""
 
     def forward(self, batch: Batch, kv: KeyValues) -> Tensor:
         """The batch's rows through the decoder: hidden [rows, H], final-normed."""
-        rows = self.rows(batch)
+        rows = self.embedded(self.rows(batch))
         return self.decoder(rows.x, rows.positions, kv, rows.adds, rows.add_rows)
 
     def logits(self, hidden: Tensor) -> Tensor:

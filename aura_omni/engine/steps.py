@@ -24,7 +24,7 @@ from aura_omni.engine.numbers import RowNumbers, StepNumbers
 from aura_omni.engine.sampler import Filters, pick
 from aura_omni.engine.seats import Seats, Taker, constrained
 from aura_omni.engine.sequence import Batch, Sequence
-from aura_omni.engine.stage_model import Rows, StageModel
+from aura_omni.engine.stage_model import Embedded, Rows, StageModel, by_axis
 from aura_omni.flow import Sampling
 
 # Prefills of up to so many rows, of up to so many sequences, are padded and become CUDA graphs. Longer ones keep the device
@@ -41,6 +41,8 @@ LONG_PREFILL_CHUNKS = 32
 JOINED_ROWS = 8
 JOINED_SIZES = tuple(size - JOINED_ROWS for size in (64, 128, 256, 512))
 
+_SLOT, _MEDIUM, _FIRST = range(3)  # of the numbers of a prompt's row
+
 NO_ID = -1  # instead of an id, where the logits are not finite
 
 
@@ -50,7 +52,7 @@ def prefill_sizes(*, long: bool) -> tuple[int, ...]:
 
 
 def graph_bytes(hidden: int, adds: int, dtype: torch.dtype, *, long: bool = False) -> int:
-    """What graphs of prefills hold on to: rows that go in, adds to them, and rows that come out, for each size."""
+    """What graphs of prefills hold on to: rows of media that go in, with their adds, and rows that come out, for each size."""
     joined = sum(size * (2 + adds) + JOINED_ROWS for size in JOINED_SIZES)
     return (sum(prefill_sizes(long=long)) * (2 + adds) + joined) * hidden * dtype.itemsize
 
@@ -110,8 +112,9 @@ class Steps:
             dtype=model.dtype,
             device=model.device,
         )
+        self._axes = 1 if config.mrope_section is None else 3
         self._numbers = StepNumbers(
-            axes=1 if config.mrope_section is None else 3,
+            axes=self._axes,
             extra=model.extra_numbers,
             seats=max_num_seqs,
             page_size=page_size,
@@ -148,7 +151,7 @@ class Steps:
             return hidden.new_empty(0, 1, dtype=torch.int64)
         ends = np.cumsum(batch.counts)[drawn] - 1
         numbers, how = self._pack(batch.part(drawn), self._draw_graph, pages=False)
-        return (self._draw_graph or self._drawn)(hidden[self._sent(ends)], numbers, how=how)
+        return (self._draw_graph or self._drawn)(self._picked(hidden, ends), numbers, how=how)
 
     def joins(self, single: Batch, prompts: Batch) -> bool:
         """Whether `joined` can be called."""
@@ -171,7 +174,7 @@ class Steps:
         ends = self._joined_rows - 1 + np.cumsum(prompts.counts)[drawn]
         both = Batch.of(single, prompts.part(drawn))
         numbers, how = self._pack(both, self._draw_graph, pages=False)
-        picked = hidden[self._sent(np.concatenate((np.arange(len(single.sequences)), ends)))]
+        picked = self._picked(hidden, np.concatenate((np.arange(len(single.sequences)), ends)))
         return (self._draw_graph or self._drawn)(picked, numbers, how=how)
 
     # ------------------------------------------------------------ around them
@@ -180,23 +183,35 @@ class Steps:
         """Put the rows into the seats that are not there yet."""
         waiting = batch.part(index for index, sequence in enumerate(batch.sequences) if not sequence.carried)
         if waiting.sequences:
-            rows = self._model.rows(waiting)
+            rows = self._model.embedded(self._model.rows(waiting))
             assert not rows.adds, "a stage gave adds for a row of no medium"
             self._seats.rows.index_copy_(0, self._sent([sequence.seat for sequence in waiting.sequences]), rows.x)
 
     def _hidden(self, batch: Batch, rows: Rows) -> Tensor:
-        """The rows [N, H] through the decoder, final-normed; a graph may leave some that are nobody's behind them."""
+        """The rows through the decoder [N, H], final-normed; a graph may leave some that are nobody's behind them."""
         graph = self._prefill_graph
         if graph is None or batch.rows > graph.most or len(batch.sequences) > self._chunks:
-            return self._model.decoder(rows.x, rows.positions, self._kv.step(batch), rows.adds, rows.add_rows)
+            made = self._model.embedded(rows)
+            return self._model.decoder(made.x, made.positions, self._kv.step(batch), made.adds, made.add_rows)
         return graph(*self._of_chunks(batch, rows, graph))
 
-    def _of_chunks(self, batch: Batch, rows: Rows, graph: Graphed) -> tuple[Tensor, ...]:
+    def _of_chunks(self, batch: Batch, rows: Rows, graph: Graphed) -> tuple[Tensor | None, ...]:
         """What a graph of prefills gets."""
-        slot, chunks = self._kv.chunk_numbers(batch, rows=graph.size(batch.rows), chunks=self._chunks)
-        positions = rows.positions[:, None] if rows.positions.dim() == 1 else rows.positions.T
-        adds = () if not self._model.adds else (_adds_of_all(rows, self._model.adds),)
-        return rows.x, positions, self._staged(slot[:, None]), *adds, self._staged(chunks)
+        size = graph.size(batch.rows)
+        slot, chunks = self._kv.chunk_numbers(batch, rows=size, chunks=self._chunks)
+        numbers = np.zeros((size, _FIRST + self._axes + self._model.row_ids), np.int32)
+        numbers[:, _SLOT], numbers[:, _MEDIUM] = slot, -1
+        if rows.places is not None:
+            numbers[rows.places, _MEDIUM] = np.arange(len(rows.places))
+        numbers[: batch.rows, _FIRST : _FIRST + self._axes] = rows.positions
+        numbers[: batch.rows, _FIRST + self._axes :] = rows.ids
+        return self._staged(numbers), rows.media, self._staged(chunks)
+
+    def _picked(self, hidden: Tensor, places: np.ndarray) -> Tensor:
+        """Some of its rows."""
+        if len(places) == 1:
+            return hidden[places[0] : places[0] + 1]
+        return hidden[self._sent(places)]
 
     def _packed(self, batch: Batch, *, rows: int, pages: bool, ahead: int = 0) -> np.ndarray:
         """What the rows that yield an id need from the host; pages: with what attention needs; ahead: ids that are being drawn."""
@@ -262,15 +277,14 @@ class Steps:
         self._draw_graph = Graphed(self._drawn, rows=(hidden, nobody[:, : self._numbers.width]), sizes=steps, pool=pool)
         for graphed in (self._decode_graph, self._draw_graph):
             graphed.prepare(how=self._usual)
-        integer = torch.zeros(1, 1, dtype=torch.int64, device=self._model.device)
-        positions = integer.expand(1, 1 if self._model.decoder_config.mrope_section is None else 3)
-        slot = integer + self._kv.spare_page * self._kv.page_size
+        numbers = torch.zeros(
+            1, _FIRST + self._axes + self._model.row_ids, dtype=torch.int32, device=self._model.device
+        )
+        numbers[:, _SLOT], numbers[:, _MEDIUM] = self._kv.spare_page * self._kv.page_size, -1
         # Chunks of no rows, whose pages therefore do not matter.
         chunks = torch.zeros(self._chunks, 3 + nobody.shape[1], dtype=torch.int32, device=self._model.device)
-        rows: tuple[Tensor, ...] = (hidden, positions, slot)
-        if self._model.adds:
-            # Rows without adds get zeros, which costs less than as many graphs again.
-            rows = (*rows, hidden.new_zeros(1, self._model.adds * hidden.shape[1]))
+        # Rows of no medium get zeros, which costs less than as many graphs again.
+        rows = (numbers, hidden.new_zeros(1, 1 + self._model.adds, hidden.shape[1]))
         self._prefill_graph = Graphed(self._computed, rows=rows, fixed=(chunks,), sizes=sizes, pool=pool)
         single = nobody.repeat(self._joined_rows, 1)
         self._joined_graph = Graphed(self._both, rows=rows, fixed=(chunks, single), sizes=JOINED_SIZES, pool=pool)
@@ -279,26 +293,34 @@ class Steps:
 
     # ------------------------------------------------------------ on the device: tensors only
 
-    def _computed(self, x: Tensor, positions: Tensor, slot: Tensor, *more: Tensor) -> Tensor:
-        """x [N, H], positions int64 [N, axes], slot int64 [N, 1]; more: adds [N, adds * H] to every row of a stage that has any, and
-        chunks as `PagedKV.chunk_step` has them -> hidden [N, H]."""
-        *adds, chunks = more
-        kv = self._kv.chunk_step(slot[:, 0], chunks, most_rows=len(x))
-        return self._model.decoder(x, _where(positions), kv, *(add.split(x.shape[1], dim=1) for add in adds))
+    def _embedded(self, numbers: Tensor, media: Tensor) -> tuple[Embedded, Tensor]:
+        """numbers int32 [N, n]: of each row its slot, which of the media [M, 1 + adds, H] it is (-1: none), its positions and its ids;
+        media that are no row's may be anything -> the rows, with adds to all of them, and their slots int64 [N]."""
+        columns = numbers.T.long().contiguous()
+        medium, ids = columns[_MEDIUM], columns[_FIRST + self._axes :]
+        found = media[medium.clamp_min(0)].masked_fill((medium < 0)[:, None, None], 0)
+        first, *adds = found.unbind(1)
+        positions = by_axis(columns[_FIRST : _FIRST + self._axes].T)
+        return Embedded(self._model.embed(ids.T) + first, positions, tuple(adds)), columns[_SLOT]
 
-    def _both(self, x: Tensor, positions: Tensor, slot: Tensor, *more: Tensor) -> Tensor:
-        """`_computed`, with the rows in some seats in front; more ends with their numbers [B, n] -> hidden [B + N, H]."""
-        *adds, chunks, numbers = more
-        row, singles = self._numbers.unpack(numbers), len(numbers)
+    def _computed(self, numbers: Tensor, media: Tensor, chunks: Tensor) -> Tensor:
+        """numbers, media: as `_embedded` has them; chunks: as `PagedKV.chunk_step` does -> hidden [N, H]."""
+        rows, slot = self._embedded(numbers, media)
+        kv = self._kv.chunk_step(slot, chunks, most_rows=len(numbers))
+        return self._model.decoder(rows.x, rows.positions, kv, rows.adds)
+
+    def _both(self, numbers: Tensor, media: Tensor, chunks: Tensor, seated: Tensor) -> Tensor:
+        """`_computed`, with the rows in some seats in front; seated [B, n]: their numbers -> hidden [B + N, H]."""
+        rows, slot = self._embedded(numbers, media)
+        row, singles = self._numbers.unpack(seated), len(seated)
         kv = Joined(
             self._kv.decode_step(row.slot, row.length, row.table),
-            self._kv.chunk_step(slot[:, 0], chunks, most_rows=len(x)),
+            self._kv.chunk_step(slot, chunks, most_rows=len(numbers)),
             singles=singles,
         )
-        all_rows = torch.cat((self._seats.rows[row.seat], x))
-        where = torch.cat((row.positions, _where(positions)), dim=-1)
-        added = (F.pad(add, (0, 0, singles, 0)).split(x.shape[1], dim=1) for add in adds)
-        return self._model.decoder(all_rows, where, kv, *added)
+        x = torch.cat((self._seats.rows[row.seat], rows.x))
+        positions = torch.cat((row.positions, rows.positions), dim=-1)
+        return self._model.decoder(x, positions, kv, [F.pad(add, (0, 0, singles, 0)) for add in rows.adds])
 
     def _decoded(self, numbers: Tensor, *, how: _How) -> Tensor:
         """The rows in the seats through decoder and head, and on; values int64 [B, K]."""
@@ -323,17 +345,3 @@ class Steps:
         if how.constrained:
             seats.count(row.seat, ids)
         return torch.where(sound[:, None], values, NO_ID)
-
-
-def _where(positions: Tensor) -> Tensor:
-    """Positions [N, axes] as a decoder has them."""
-    return positions[:, 0] if positions.shape[1] == 1 else positions.T
-
-
-def _adds_of_all(rows: Rows, adds: int) -> Tensor:
-    """The adds side by side, zeros for rows that have none: [N, adds * H]."""
-    wide = rows.x.new_zeros(len(rows.x), adds * rows.x.shape[1])
-    if rows.adds:
-        assert rows.add_rows is not None
-        wide.index_copy_(0, rows.add_rows, torch.cat(rows.adds, dim=1))
-    return wide

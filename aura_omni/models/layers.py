@@ -64,6 +64,12 @@ def fused_linear() -> ModuleType:
     return kernels
 
 
+def looked_up(table: nn.Embedding, ids: Tensor) -> Tensor:
+    """Rows [N, H] of the table for ids int64 [N]; zeros where an id is negative."""
+    rows: Tensor = table(ids.clamp_min(0))
+    return rows.masked_fill((ids < 0)[:, None], 0)
+
+
 class RMSNorm(nn.Module):
     """Statistics and normalisation in float32, cast back, then the weight in the input's dtype (the order matters in bf16)."""
 

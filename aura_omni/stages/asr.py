@@ -18,13 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aura_omni.engine.lane import sent, sent_together
+from aura_omni.engine.lane import sent
 from aura_omni.engine.loader import Checkpoint
 from aura_omni.engine.sampler import Draw
 from aura_omni.engine.sequence import Batch, FinishReason, MediaSpan, Sequence
 from aura_omni.engine.stage_model import Rows, StageModel
 from aura_omni.errors import BadMedia, CheckpointError, PromptTooLong
 from aura_omni.flow import Audio, Sampling, Transcript
+from aura_omni.models.layers import looked_up
 from aura_omni.models.qwen3_asr import FFT_SAMPLES, HOP_SAMPLES, SAMPLE_RATE, AsrConfig, Qwen3Asr
 from aura_omni.models.weights import in_eight_bits, shapes_only
 from aura_omni.stages.clips import MAX_CLIP_S, SEARCH_S, at_speech_rate, media_key, split_long
@@ -202,9 +203,10 @@ class AsrStage(StageModel):
 
     def rows(self, batch: Batch) -> Rows:
         self._encode(batch)
+        ids = np.array(batch.tokens(), np.int64)
         positions: list[int] = []
         sound: list[Tensor] = []
-        places: list[int] = []  # of its rows in x
+        places: list[int] = []
         for sequence, start, count in zip(batch.sequences, batch.starts, batch.counts, strict=True):
             heard, span = sequence.state, sequence.media[0]
             rows, span_rows = _shared(span, start, count)
@@ -214,12 +216,15 @@ class AsrStage(StageModel):
             if start + count >= span.start + span.length:
                 heard.features = None
             positions += range(start, start + count)
-        numbers = (np.array(found, np.int64) for found in (batch.tokens(), positions, places))
-        tokens, where, heard_at = sent_together(list(numbers), self.device)
-        x = self.network.embed(tokens)
-        if sound:
-            x.index_copy_(0, heard_at, torch.cat(sound))
-        return Rows(x, where)
+        where = np.array(positions, np.int64)[:, None]
+        if not sound:
+            return Rows(ids[:, None], where)
+        ids[places] = -1
+        features = sound[0] if len(sound) == 1 else torch.cat(sound)
+        return Rows(ids[:, None], where, features[:, None], np.array(places, np.int64))
+
+    def embed(self, ids: Tensor) -> Tensor:
+        return looked_up(self.network.embed_tokens, ids[:, 0])
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.network.logits(hidden)

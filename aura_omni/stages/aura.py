@@ -22,13 +22,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aura_omni.engine.lane import sent_together, staged
+from aura_omni.engine.lane import staged
 from aura_omni.engine.loader import Checkpoint
 from aura_omni.engine.sampler import Draw
 from aura_omni.engine.sequence import Batch, FinishReason, Sequence
 from aura_omni.engine.stage_model import Rows, StageModel
 from aura_omni.errors import CheckpointError
 from aura_omni.flow import Message, Sampling
+from aura_omni.models.layers import looked_up
 from aura_omni.models.qwen3_vl import LAYOUT, Qwen3VL, VLConfig
 from aura_omni.models.vision_input import Framing, PixelRules
 from aura_omni.models.weights import in_eight_bits, shapes_only
@@ -253,19 +254,18 @@ class AuraStage(StageModel):
         for need in ahead:
             # A copy: all that was encoded in the same call would stay with a part of it.
             need.seen.features[need.index] = need.seen.features[need.index].clone()
-        # Which rows are pictures', none or more.
-        pictures = [np.arange(need.row, need.row + need.stop - need.first) for need in needs]
-        tokens, positions, where = sent_together(
-            [np.array(batch.tokens(), np.int64), _positions(batch), np.concatenate([np.empty(0, np.int64), *pictures])],
-            self.device,
-        )
-        x = self.network.embed_tokens(tokens)
+        ids = np.array(batch.tokens(), np.int64)
         features = [need.seen.features[need.index][:, need.first : need.stop] for need in needs]
         _forget(batch)
         if not features:
-            return Rows(x, positions)
-        first, *adds = torch.cat(features, dim=1)
-        return Rows(x.index_copy(0, where, first), positions, tuple(adds), where)
+            return Rows(ids[:, None], _positions(batch).T)
+        places = np.concatenate([np.arange(need.row, need.row + need.stop - need.first) for need in needs])
+        ids[places] = -1
+        media = features[0] if len(features) == 1 else torch.cat(features, dim=1)
+        return Rows(ids[:, None], _positions(batch).T, media.transpose(0, 1), places)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        return looked_up(self.network.embed_tokens, ids[:, 0])
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.network.head(hidden).float()

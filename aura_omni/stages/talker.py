@@ -12,7 +12,7 @@ that a sequence whose pages were taken away can be computed again from its state
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,6 +28,7 @@ from aura_omni.engine.sequence import Batch, FinishReason, Sequence
 from aura_omni.engine.stage_model import Rows, StageModel
 from aura_omni.errors import BadRequest, CheckpointError
 from aura_omni.flow import CODEBOOKS, Sampling
+from aura_omni.models.layers import looked_up
 from aura_omni.models.qwen3_tts import TALKER_LAYOUT, Talker, TalkerConfig
 from aura_omni.models.speaker_encoder import SPEAKER_LAYOUT, SpeakerEncoder, SpeakerEncoderConfig, log_mel
 from aura_omni.models.weights import shapes_only
@@ -93,7 +94,7 @@ class TalkerState:
     track: TextTrack
     frames: list[np.ndarray] = field(default_factory=list)
     text_ids: list[int] = field(default_factory=list)
-    prompt_rows: Tensor | None = None  # [prompt_length, H], while it is being prefilled
+    prompt_rows: Rows | None = None  # while it is being prefilled
     late: bool = False
 
 
@@ -102,6 +103,7 @@ class TalkerStage(StageModel):
 
     penalise_prompt = False
     extra_numbers = 1  # the text id of the next row
+    row_ids = 2
 
     def __init__(
         self,
@@ -277,10 +279,27 @@ class TalkerStage(StageModel):
 
     @torch.no_grad()
     def rows(self, batch: Batch) -> Rows:
-        steps = list(zip(batch.sequences, batch.starts, batch.counts, strict=True))
-        x = torch.cat([self._rows(sequence, start, count) for sequence, start, count in steps])
-        positions = [row for _, start, count in steps for row in range(start, start + count)]
-        return Rows(x, sent(positions, self.device))
+        ids: list[np.ndarray] = []
+        media: list[Tensor] = []
+        places: list[np.ndarray] = []
+        begin = 0
+        for sequence, start, count in zip(batch.sequences, batch.starts, batch.counts, strict=True):
+            for rows in self._rows(sequence, start, count):
+                ids.append(rows.ids)
+                if rows.media is not None and rows.places is not None:
+                    media.append(rows.media)
+                    places.append(rows.places + begin)
+                begin += len(rows.ids)
+        parts = zip(batch.starts, batch.counts, strict=True)
+        positions = np.concatenate([np.arange(start, start + count) for start, count in parts])[:, None]
+        if not media:
+            return Rows(np.concatenate(ids), positions)
+        return Rows(np.concatenate(ids), positions, torch.cat(media), np.concatenate(places))
+
+    @torch.no_grad()
+    def embed(self, ids: Tensor) -> Tensor:
+        """ids [N, 2]: of the text, and of the codec or -1."""
+        return self.talker.text(ids[:, 0]) + looked_up(self.talker.codec_embedding, ids[:, 1])
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -318,37 +337,57 @@ class TalkerStage(StageModel):
 
     # ------------------------------------------------------------ rows
 
-    def _rows(self, sequence: Sequence, start: int, count: int) -> Tensor:
-        """Input rows [start, start + count) of a sequence: [count, H]."""
+    def _rows(self, sequence: Sequence, start: int, count: int) -> Iterator[Rows]:
+        """Rows [start, start + count) of a sequence: those of its prompt, then those of frames it has said."""
         state: TalkerState = sequence.state
         prompt_length, stop = sequence.prompt_length, start + count
-        parts: list[Tensor] = []
         if start < prompt_length:
             if state.prompt_rows is None:
                 state.prompt_rows = self.prompt_rows(state.prompt)
-            parts.append(state.prompt_rows[start:stop])
+            yield _part(state.prompt_rows, start, min(stop, prompt_length))
             if stop >= prompt_length:
                 state.prompt_rows = None
         if stop > prompt_length:
             steps = slice(max(0, start - prompt_length), stop - prompt_length)
-            codes = sent(np.stack(state.frames[steps]), self.device)
-            text_ids = sent(state.text_ids[steps], self.device)
-            parts.append(self.talker.frames(codes) + self.talker.text(text_ids))
-        return torch.cat(parts)
+            text_ids = np.array(state.text_ids[steps], np.int64)
+            yield self._of_frames(text_ids, np.stack(state.frames[steps]))
+
+    def _of_frames(self, text_ids: np.ndarray, codes: np.ndarray) -> Rows:
+        """Text ids int64 [n] over frames int64 [n, 16]."""
+        ids = np.stack((text_ids, np.full(len(text_ids), -1)), axis=1)
+        places = np.arange(len(ids))
+        return Rows(ids, places[:, None], self.talker.frames(sent(codes, self.device))[:, None], places)
 
     @torch.no_grad()
-    def prompt_rows(self, prompt: TalkerPrompt) -> Tensor:
-        """The input rows before the first frame: [prefill.length, H]."""
-        prefill, reference, device = prompt.prefill, prompt.reference, self.device
-        rows = self.talker.text(sent(prefill.text_ids, device))
-        codec = self.talker.codec_embedding(sent(prefill.codec_ids, device))
-        rows.index_add_(0, sent(prefill.codec_rows, device), codec)
+    def prompt_rows(self, prompt: TalkerPrompt) -> Rows:
+        """The rows before the first frame."""
+        prefill, reference = prompt.prefill, prompt.reference
+        ids = np.full((prefill.length, 2), -1, np.int64)
+        ids[:, 0] = prefill.text_ids
+        ids[list(prefill.codec_rows), 1] = prefill.codec_ids
+        media: list[Tensor] = []
+        places: list[int] = []
         if reference is not None and prefill.speaker_row is not None:
-            rows[prefill.speaker_row] += reference.speaker.to(device, self.dtype, non_blocking=True)
+            media.append(reference.speaker.to(self.device, self.dtype, non_blocking=True)[None])
+            places.append(prefill.speaker_row)
         if reference is not None and reference.codes is not None and prefill.frames_row is not None:
-            stop = prefill.frames_row + prefill.frames
-            rows[prefill.frames_row : stop] += self.talker.frames(sent(reference.codes.numpy(), device))
-        return rows
+            media.append(self.talker.frames(sent(reference.codes.numpy(), self.device)))
+            places += range(prefill.frames_row, prefill.frames_row + prefill.frames)
+        positions = np.arange(prefill.length)[:, None]
+        if not media:
+            return Rows(ids, positions)
+        return Rows(ids, positions, torch.cat(media)[:, None], np.array(places))
+
+
+def _part(rows: Rows, start: int, stop: int) -> Rows:
+    """Rows [start, stop) of them, whose places are in order."""
+    ids, positions = rows.ids[start:stop], rows.positions[start:stop]
+    if rows.media is None or rows.places is None:
+        return Rows(ids, positions)
+    first, last = np.searchsorted(rows.places, (start, stop)).tolist()
+    if first == last:
+        return Rows(ids, positions)
+    return Rows(ids, positions, rows.media[first:last], rows.places[first:last] - start)
 
 
 def _sampling_of(checkpoint: Checkpoint) -> tuple[Sampling, Sampling]:

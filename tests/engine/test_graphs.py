@@ -71,7 +71,7 @@ def test_what_graphs_of_prefills_hold_is_counted(alone: bool, monkeypatch: pytes
     held = 0
     for graphed in (steps._prefill_graph, steps._joined_graph):
         assert graphed is not None
-        held += sum((capture.inputs[0].nbytes + capture.output.nbytes) for capture in graphed._captures.values())
+        held += sum((capture.inputs[1].nbytes + capture.output.nbytes) for capture in graphed._captures.values())
     assert held == graph_bytes(stage.decoder_config.hidden, stage.adds, stage.dtype, long=alone)
 
 

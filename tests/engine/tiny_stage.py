@@ -64,7 +64,7 @@ class TinyStage(StageModel):
         self.last_logits = torch.empty(0)
         self.batches: list[Batch] = []
 
-    def embed(self, sequence: Sequence, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    def made(self, sequence: Sequence, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Embeddings [n, H] and positions [n] or [3, n] of rows [start, stop)."""
         x = self.embedding[sequence.tokens[start:stop]].float().cpu()
         positions = torch.arange(max(sequence.length, stop)).repeat(3, 1)  # also of a row that is being drawn
@@ -88,13 +88,35 @@ class TinyStage(StageModel):
         if self.poison in batch.tokens():
             raise RuntimeError("poisoned")
         rows = [
-            self.embed(sequence, start, start + count)
+            self.made(sequence, start, start + count)
             for sequence, start, count in zip(batch.sequences, batch.starts, batch.counts, strict=True)
         ]
-        return Rows(torch.cat([x for x, _ in rows]), torch.cat([positions for _, positions in rows], dim=-1))
+        ids = np.array(batch.tokens())[:, None]
+        positions = torch.cat([positions for _, positions in rows], dim=-1).reshape(-1, len(ids)).T.cpu().numpy()
+        x = torch.cat([x for x, _ in rows])
+        special = self.special(batch)
+        if not special:
+            return Rows(ids, positions)
+        ids[special] = -1
+        return Rows(ids, positions, x[special][:, None], np.array(special))
+
+    def special(self, batch: Batch) -> list[int]:
+        """Which rows are not the embeddings of their ids."""
+        found: list[int] = []
+        begin = 0
+        for sequence, start, count in zip(batch.sequences, batch.starts, batch.counts, strict=True):
+            for row in range(start, start + count):
+                inside = any(span.start <= row < span.start + span.length for span in sequence.media)
+                if inside or sequence.tokens[row] == self.not_a_number:
+                    found.append(begin + row - start)
+            begin += count
+        return found
+
+    def embed(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids[:, 0].clamp_min(0), self.embedding).masked_fill(ids < 0, 0)
 
     def position(self, sequence: Sequence, row: int) -> tuple[int, ...]:
-        return tuple(self.embed(sequence, row, row + 1)[1].flatten().tolist())
+        return tuple(self.made(sequence, row, row + 1)[1].flatten().tolist())
 
     def logits(self, hidden: Tensor) -> Tensor:
         self.last_logits = 3 * (hidden @ self.head).float()
@@ -119,7 +141,7 @@ class TinyStage(StageModel):
             dtype=self.dtype,
             device=self.device,
         )
-        x, positions = self.embed(sequence, 0, sequence.length)
+        x, positions = self.made(sequence, 0, sequence.length)
         return self.decoder(x, positions, kv)
 
     def dense_outputs(self, sequence: Sequence) -> list[int]:

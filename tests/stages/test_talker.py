@@ -188,7 +188,8 @@ def test_prompt_rows_and_greedy_frames_equal_the_reference(pair: Callable[..., P
     prompt = prompt_of(models, case)
 
     assert prompt.prefill.length == seen["inputs_embeds"].shape[1]
-    torch.testing.assert_close(models.stage.prompt_rows(prompt), seen["inputs_embeds"][0], atol=1e-5, rtol=1e-5)
+    rows = models.stage.embedded(models.stage.prompt_rows(prompt)).x
+    torch.testing.assert_close(rows, seen["inputs_embeds"][0], atol=1e-5, rtol=1e-5)
     trailing = prompt.prefill.trailing_ids or (models.stage.writer.ids.text_pad,)
     rows = models.stage.talker.text(torch.tensor(trailing))
     torch.testing.assert_close(rows, seen["trailing_text_hidden"][0], atol=1e-5, rtol=1e-5)
@@ -240,7 +241,7 @@ def _stage(folder: Path, config: dict[str, Any], model: Any) -> TalkerStage:
 
 
 def _last_hidden(stage: TalkerStage, prompt: TalkerPrompt) -> torch.Tensor:
-    rows, config = stage.prompt_rows(prompt), stage.decoder_config
+    rows, config = stage.embedded(stage.prompt_rows(prompt)).x, stage.decoder_config
     kv = DenseKV(config.layers, 1, len(rows), config.kv_heads, config.head_dim, dtype=stage.dtype, device=CPU)
     return stage.talker.decoder(rows, torch.arange(len(rows)), kv)[-1:]
 
@@ -355,7 +356,7 @@ def test_a_bfloat16_stage_speaks(tmp_path: Path, rows_per_step: int) -> None:
     stage = TalkerStage.load(Checkpoint.find(str(tmp_path)), device=CPU, dtype=torch.bfloat16)
     case = Case("base", Voice(ref_audio=SPEECH, ref_text=REF_TEXT), reference_frames=5)
     prompt = prompt_of(Pair(stage, None, None), case)
-    assert stage.prompt_rows(prompt).dtype == torch.bfloat16
+    assert stage.embedded(stage.prompt_rows(prompt)).x.dtype == torch.bfloat16
     [frames] = speak(stage, [prompt], replace(GREEDY, max_tokens=5, min_tokens=5), rows_per_step=rows_per_step)
     assert frames.shape == (5, 16)
     assert (frames >= 0).all()
