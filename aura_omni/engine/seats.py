@@ -15,13 +15,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aura_omni.engine.lane import sent_together
+from aura_omni.engine.graphs import Graphed, GraphPool
+from aura_omni.engine.lane import sent, sent_together, staged
 from aura_omni.engine.sampler import MASK, Draw, Filters, fused
 from aura_omni.flow import Sampling
 
 # Columns of the two tables of numbers. What a stage draws besides the id has a sampling of its own, the inner one.
 _OWN, _REPETITION, _PRESENCE, _FREQUENCY, _INNER = slice(0, 3), 3, 4, 5, slice(6, 9)
 _TOP_K, _SEED, _MIN_TOKENS, _INNER_TOP_K = range(4)
+
+# Ids of each kind that go along with a taker: a few biases and bans, whatever else of a sequence that has said nothing. With more, or
+# more takers at once, seats are filled by as many operations as there are tables.
+_MARKS = 16
+TAKERS = (1, 2, 4, 8)
+_FLOATS, _INTEGERS, _MARKED = slice(1, 10), slice(10, 14), 14  # columns of a taker's numbers, behind the seat
+_KINDS, _IDS = 6, (0, 2, 3, 4)  # of marks, as `Seats._marks` has them, and which of them are ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +76,13 @@ class Seats:
             wide, dtype=torch.bool, device=device
         )  # ids that repetition counts besides the outputs
         self._counts = torch.zeros(wide, dtype=torch.int32, device=device)  # of each id in the outputs
+        self._graph: Graphed | None = None
+
+    def capture(self, pool: GraphPool) -> None:
+        """Make graphs of filling them."""
+        nobody = sent(self._nobody(1), self._device)
+        self._graph = Graphed(self._filled, rows=(nobody,), sizes=TAKERS, pool=pool)
+        self._graph.prepare()
 
     @staticmethod
     def bytes(seats: int, *, hidden: int, vocabulary: int, dtype: torch.dtype) -> int:
@@ -77,14 +92,65 @@ class Seats:
     def fill(self, takers: Seq[Taker]) -> None:
         """Give seats away; nothing of their former owners stays, but their rows until the next ones are written.
 
-        All in a few operations: on CUDA launching them takes longer than computing them, and a step waits meanwhile.
+        From one array, on CUDA by a graph: launching its operations takes longer than computing them, and a step waits meanwhile.
         """
-        marks = [self._marks(taker) for taker in takers if constrained(taker.sampling)]
+        marks = [self._marks(taker) if constrained(taker.sampling) else () for taker in takers]
+        if len(takers) > TAKERS[-1] or any(len(ids) > _MARKS for found in marks for ids in found):
+            self._fill_any(takers, marks)
+            return
+        numbers = self._nobody(len(takers) if self._graph is None else self._graph.size(len(takers)))
+        for row, taker, found in zip(numbers, takers, marks, strict=False):
+            row[0] = taker.seat
+            row[_FLOATS].view(np.float32)[:] = taker.floats
+            row[_INTEGERS].view(np.uint32)[:] = taker.integers
+            for number, values in enumerate(found):
+                begin = _MARKED + number * _MARKS
+                row[begin : begin + len(values)] = values.view(np.int32)
+        if self._graph is None:
+            self._filled(sent(numbers, self._device))
+        else:
+            self._graph(staged([numbers], self._device))
+
+    def _nobody(self, rows: int) -> np.ndarray:
+        """int32 [rows, n] for `_filled` of takers that are nobody: of the spare seat, without any id."""
+        row = np.zeros(_MARKED + _KINDS * _MARKS, np.int32)
+        row[0] = self.spare
+        row[_FLOATS].view(np.float32)[:] = 1
+        row[_MARKED:].reshape(_KINDS, _MARKS)[_IDS, :] = -1
+        return np.tile(row, (rows, 1))
+
+    def _filled(self, numbers: Tensor) -> Tensor:
+        """numbers int32 [T, n]: of each taker the seat, a row of each table of numbers (as bits), and its marks, -1 instead of ids
+        that it has not. Tensors only. Returns the seats."""
+        seats = numbers[:, 0].long()
+        self._floats.index_copy_(0, seats, numbers[:, _FLOATS].contiguous().view(torch.float32))
+        self._integers.index_copy_(0, seats, numbers[:, _INTEGERS].long() & MASK)
+        for table in (self._bias, self._stops, self._prompt, self._counts):
+            table.index_fill_(0, seats, 0)
+        biased, bias, stops, prompt, said, counts = numbers[:, _MARKED:].unflatten(1, (_KINDS, _MARKS)).unbind(1)
+        self._bias.view(-1).index_copy_(0, self._places(seats, biased), bias.contiguous().view(torch.float32).flatten())
+        self._stops.view(-1).index_fill_(0, self._places(seats, stops), True)
+        self._prompt.view(-1).index_fill_(0, self._places(seats, prompt), True)
+        self._counts.view(-1).index_copy_(0, self._places(seats, said), counts.flatten())
+        return seats
+
+    def _places(self, seats: Tensor, ids: Tensor) -> Tensor:
+        """Where ids int32 [T, n] of takers are in the flat tables; for -1 somewhere in the spare seat's."""
+        places = seats[:, None] * self._vocabulary + ids
+        return torch.where(ids >= 0, places, self.spare * self._vocabulary).flatten()
+
+    def _fill_any(self, takers: Seq[Taker], marks: Seq[tuple[np.ndarray, ...]]) -> None:
+        """However many there are."""
+        placed = []
+        for taker, found in zip(takers, marks, strict=True):
+            if found:
+                begin = np.int64(taker.seat * self._vocabulary)
+                placed.append([begin + values if kind in _IDS else values for kind, values in enumerate(found)])
         arrays: list[np.ndarray] = [
             np.array([taker.seat for taker in takers], np.int64),
             np.array([taker.floats for taker in takers], np.float32),
             np.array([taker.integers for taker in takers], np.int64),
-            *(np.concatenate(found) for found in zip(*marks, strict=True)),
+            *(np.concatenate(found) for found in zip(*placed, strict=True)),
         ]
         seats, floats, integers, *marked = sent_together(arrays, self._device)
         self._floats.index_copy_(0, seats, floats)
@@ -99,24 +165,21 @@ class Seats:
             self._counts.view(-1).index_copy_(0, said, counts)
 
     def _marks(self, taker: Taker) -> tuple[np.ndarray, ...]:
-        """What comes between its logits and its draw: where its biases are in the flat tables and what they are, its bans, the ids of
-        its prompt, the ids it has said and how often."""
+        """What comes between its logits and its draw: the ids of its biases and what they are, its bans, the ids of its prompt, the
+        ids it has said and how often. Ids and numbers are int32, biases float32."""
         sampling = taker.sampling
-        said, counts = np.unique(np.array(taker.outputs, np.int64), return_counts=True)
+        said, counts = np.unique(np.array(taker.outputs, np.int32), return_counts=True)
         return (
-            self._places(taker, np.array(list(sampling.logit_bias), np.int64)),
+            np.array(list(sampling.logit_bias), np.int32),
             np.array(list(sampling.logit_bias.values()), np.float32),
-            self._places(taker, self._known(taker.stop_ids if sampling.min_tokens > 0 else ())),
-            self._places(taker, self._known(taker.prompt if sampling.repetition_penalty != 1 else ())),
-            self._places(taker, said),
+            self._known(taker.stop_ids if sampling.min_tokens > 0 else ()),
+            self._known(taker.prompt if sampling.repetition_penalty != 1 else ()),
+            said,
             counts.astype(np.int32),
         )
 
-    def _places(self, taker: Taker, ids: np.ndarray) -> np.ndarray:
-        return taker.seat * self._vocabulary + ids
-
     def _known(self, ids: Iterable[int]) -> np.ndarray:
-        return np.array([token for token in set(ids) if 0 <= token < self._vocabulary], np.int64)
+        return np.array([token for token in set(ids) if 0 <= token < self._vocabulary], np.int32)
 
     def constrain(self, logits: Tensor, seat: Tensor, step: Tensor) -> Tensor:
         """logits float32 [B, V] -> the same with bias, bans and penalties of each row's seat, int64 [B]; step int64 [B]: ids said.

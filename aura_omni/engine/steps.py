@@ -271,6 +271,7 @@ class Steps:
     def _capture(self, max_num_seqs: int, sizes: Seq[int]) -> None:
         """Make graphs of prefills of these sizes, and of the two functions that end in a draw, as they are usually needed."""
         pool, steps = GraphPool(), sizes_up_to(max_num_seqs)
+        self._seats.capture(pool)
         nobody = self._sent(self._numbers.nobody())
         hidden = self._seats.rows[self._seats.spare :]
         self._decode_graph = Graphed(self._decoded, rows=(nobody,), sizes=steps, pool=pool)

@@ -10,6 +10,7 @@ from tiny_stage import GREEDY, SAMPLINGS, Request, TinyStage, make_runner, promp
 from torch import Tensor
 
 from aura_omni.engine.graphs import sizes_up_to
+from aura_omni.engine.seats import TAKERS
 from aura_omni.engine.sequence import Batch, MediaSpan
 from aura_omni.engine.steps import JOINED_ROWS, JOINED_SIZES, PREFILL_SIZES, Steps, graph_bytes, prefill_sizes
 from aura_omni.errors import EngineError
@@ -43,8 +44,8 @@ def test_padded_steps_equal_steps_as_they_are(
     runner = make_runner(stage, graphs=True, usual=(SAMPLINGS[1], GREEDY), alone=alone, **options)
     usual = sorted(recorded)
     joined = tuple(5 + size for size in JOINED_SIZES)  # five may decode
-    # Decode, draw, short prefills, and those with rows of decoding, before any request.
-    assert usual == sorted(2 * sizes_up_to(5) + prefill_sizes(long=alone) + joined)
+    # Seats, decode, draw, short prefills, and those with rows of decoding, before any request.
+    assert usual == sorted(TAKERS + 2 * sizes_up_to(5) + prefill_sizes(long=alone) + joined)
     runner.add(padded[0].sequence)
     runner.step()  # a prompt that is alone is read in the longest steps
     run(runner, *padded[1:])
