@@ -95,15 +95,17 @@ class Graphed:
             capture.graph.replay()
         return capture.output
 
-    @torch.inference_mode()
     def _captured(self, size: int, options: dict[str, Hashable]) -> _Capture:
         key = (size, *options.items())
-        if key not in self._captures:
-            batch = [row.repeat(size, *[1] * (row.dim() - 1)) for row in self._rows]
-            inputs = (*batch, *(tensor.clone() for tensor in self._fixed))
-            graph, output = recorded(lambda: self._function(*inputs, **options), self._pool)
-            self._captures[key] = _Capture(graph, inputs, output)
-        return self._captures[key]
+        return self._captures.get(key) or self._capture(key, size, options)
+
+    @torch.inference_mode()
+    def _capture(self, key: Hashable, size: int, options: dict[str, Hashable]) -> _Capture:
+        batch = [row.repeat(size, *[1] * (row.dim() - 1)) for row in self._rows]
+        inputs = (*batch, *(tensor.clone() for tensor in self._fixed))
+        graph, output = recorded(lambda: self._function(*inputs, **options), self._pool)
+        capture = self._captures[key] = _Capture(graph, inputs, output)
+        return capture
 
 
 def recorded(function: Callable[[], Tensor], pool: GraphPool) -> tuple[torch.cuda.CUDAGraph | None, Tensor]:

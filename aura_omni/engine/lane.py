@@ -131,10 +131,10 @@ def _torch_dtype(dtype: np.dtype) -> torch.dtype:
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
-def sent_padded(rows: Sequence[np.ndarray], device: torch.device) -> Tensor:
-    """`sent` of N arrays [n_i] of one dtype, in one copy: [N, the longest], zeros behind the end of each."""
+def staged_padded(rows: Sequence[np.ndarray], device: torch.device) -> Tensor:
+    """N arrays [n_i] of one dtype as `staged` has them, side by side: [N, the longest], zeros behind the end of each."""
     longest = max(map(len, rows))
     host = torch.empty(len(rows), longest, dtype=_torch_dtype(rows[0].dtype), pin_memory=device.type == "cuda")
     for line, row in zip(host.numpy(), rows, strict=True):
         line[: len(row)], line[len(row) :] = row, 0
-    return host.to(device, non_blocking=True)
+    return host

@@ -66,8 +66,8 @@ class _How:
     constrained: bool
 
     @classmethod
-    def of(cls, sampling: Seq[Sampling], inner: Seq[Sampling]) -> _How:
-        return cls(Filters.of(sampling), Filters.of(inner), any(map(constrained, sampling)))
+    def of(cls, sampling: Sampling, inner: Sampling) -> _How:
+        return cls(Filters.of((sampling,)), Filters.of((inner,)), constrained(sampling))
 
     def __or__(self, other: _How) -> _How:
         return _How(self.filters | other.filters, self.inner | other.inner, self.constrained or other.constrained)
@@ -122,7 +122,8 @@ class Steps:
             most_pages=-(-max_model_len // page_size),
         )
         self._owners: list[tuple[int, int] | None] = [None] * max_num_seqs  # whom each seat is ready for
-        self._usual = _How.of(usual[:1], usual[1:])
+        self._usual = _How.of(usual[0], usual[1])
+        self._hows = [self._usual] * max_num_seqs  # what they use
         self._decode_graph: Graphed | None = None
         self._draw_graph: Graphed | None = None
         self._prefill_graph: Graphed | None = None
@@ -232,9 +233,11 @@ class Steps:
         sequences = batch.sequences
         rows = len(sequences) if graphed is None else graphed.size(len(sequences))
         numbers = self._packed(batch, rows=rows, pages=pages, ahead=ahead)
-        how = _How.of([sequence.sampling for sequence in sequences], [sequence.inner for sequence in sequences])
+        how, *others = (self._hows[sequence.seat] for sequence in sequences)
+        for other in others:
+            if other is not how:
+                how |= other
         if graphed is not None:
-            how |= self._usual  # what nobody uses does no harm, and another graph would be captured while requests wait
             return self._staged(numbers), how
         return self._sent(numbers), how
 
@@ -249,6 +252,12 @@ class Steps:
         self._seats.fill([self._taker(sequence) for sequence in new])
         for sequence in new:
             self._owners[sequence.seat] = (sequence.id, sequence.preempted)
+            how = _How.of(sequence.sampling, sequence.inner)
+            if self._decode_graph is not None:
+                how |= (
+                    self._usual
+                )  # what nobody uses does no harm, and another graph would be captured while requests wait
+            self._hows[sequence.seat] = self._usual if how == self._usual else how
 
     def _taker(self, sequence: Sequence) -> Taker:
         return Taker(

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aura_omni.engine.graphs import Graphed, GraphPool
-from aura_omni.engine.lane import sent, sent_padded
+from aura_omni.engine.lane import sent, staged, staged_padded
 from aura_omni.models.qwen3_asr import HOP_SAMPLES, EncoderConfig, Qwen3Asr
 from aura_omni.models.qwen3_vl import VisionConfig, VisionTower
 from aura_omni.models.vision_input import RESIZED_AT_ONCE, Framing
@@ -155,11 +155,11 @@ class HearingGraphs:
         samples = np.array([len(clip) for clip in clips])
         frames = (samples // HOP_SAMPLES).tolist()
         tokens = [config.tokens_of(count) for count in frames]
-        waves, lengths = sent_padded(clips, device), sent(samples, device)
+        waves = staged_padded(clips, device)
         if windows in self._whole:
-            out = _in_calls(self._whole[windows], waves, lengths[:, None])
+            out = _in_calls(self._whole[windows], waves, staged([samples[:, None]], device))
         else:
-            mels = self._encoder.log_mels(waves, lengths)
+            mels = self._encoder.log_mels(waves.to(device, non_blocking=True), sent(samples, device))
             if not windows:
                 rows: list[Tensor] = self._encoder([mel[:, :count] for mel, count in zip(mels, frames, strict=True)])
                 return rows
@@ -176,6 +176,7 @@ def _in_calls(graph: Graphed, *tensors: Tensor) -> Tensor:
 
     A copy, because features wait for their rows and the next call overwrites the original.
     """
+    if len(tensors[0]) <= graph.most:
+        return graph(*tensors)[: len(tensors[0])].clone()
     parts = zip(*(tensor.split(graph.most) for tensor in tensors), strict=True)
-    done = [graph(*part)[: len(part[0])].clone() for part in parts]
-    return done[0] if len(done) == 1 else torch.cat(done)
+    return torch.cat([graph(*part)[: len(part[0])].clone() for part in parts])
