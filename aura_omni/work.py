@@ -6,13 +6,13 @@ Knows runners and events, not which stage follows which. Everything is called on
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from aura_omni.engine.runner import ArRunner
 from aura_omni.engine.sequence import FinishReason, Sequence
-from aura_omni.errors import AuraError, EngineError
+from aura_omni.errors import AuraError, EngineError, Unavailable
 from aura_omni.flow import Ended, Event, Reason, SpeechReason, StageName, Usage
 from aura_omni.stages.references import Asked
 from aura_omni.stages.vocoder import Stream
@@ -29,8 +29,16 @@ class Work:
     text_reason, speech_reason, speech_stopped: how the text and the speech ended, for Ended; whoever makes them sets them.
     """
 
-    def __init__(self, sink: Sink, runners: Mapping[StageName, ArRunner]) -> None:
-        self._sink, self._runners = sink, runners
+    def __init__(
+        self,
+        sink: Sink,
+        runners: Mapping[StageName, ArRunner],
+        *,
+        after: Callable[[Callable[[], None]], object] | None = None,
+    ) -> None:
+        """after: has a function called when what can be launched has been; None: launching takes long, as it computes."""
+        self._sink, self._runners, self._after = sink, runners, after
+        self._late: deque[Event] = deque()
         self._live: dict[_Job, Callable[[], None]] = {}
         self._outcome: tuple[Reason, AuraError | None] | None = None
         self._ended = False
@@ -105,7 +113,29 @@ class Work:
 
     # ------------------------------------------------------------ what the listener gets
 
+    def send_late(self, event: Event) -> None:
+        """For what nobody waits for as long as for what follows from it: whoever takes an event further, on a thread of their own,
+        wants the interpreter's lock just when a stage is about to be launched. In order with the others."""
+        if self._after is None:
+            self.send(event)
+            return
+        self._late.append(event)
+        if len(self._late) == 1:
+            try:
+                self._after(self._send_late)
+            except Unavailable:
+                self._send_late()
+
+    def _send_late(self) -> None:
+        while self._late:
+            self._send(self._late.popleft())
+
     def send(self, event: Event) -> None:
+        self._send_late()
+        if not self._ended:  # with a listener who failed at an earlier one
+            self._send(event)
+
+    def _send(self, event: Event) -> None:
         try:
             self._sink(event)
         except Exception:
@@ -135,4 +165,5 @@ class Work:
             return
         self._ended = True
         reason, error = self._outcome
-        self.send(Ended(reason, Usage(**self._counts), error, self.speech_reason, self.speech_stopped))
+        self._send_late()
+        self._send(Ended(reason, Usage(**self._counts), error, self.speech_reason, self.speech_stopped))

@@ -17,7 +17,7 @@ from aura_omni.assembly import PAGE_SIZE
 from aura_omni.engine.sequence import Batch, Sequence
 from aura_omni.engine.stage_model import Rows
 from aura_omni.errors import EngineError
-from aura_omni.flow import SILENT_TEXT, Audio, Message, Part, Text, TextDelta, Transcript, TurnRequest, Video
+from aura_omni.flow import SILENT_TEXT, Audio, Ended, Message, Part, Text, TextDelta, Transcript, TurnRequest, Video
 from aura_omni.pipeline import Pipeline
 from aura_omni.stages.aura import AuraStage
 from tests.family import WORDS, Listener, ask, clip, config, recording, running, spoken
@@ -264,7 +264,7 @@ def test_cancelling_leaves_nothing_behind(eager: Pipeline, moment: str, monkeypa
 
 
 @pytest.mark.parametrize("name", ["pipeline", "eager"])
-def test_a_listener_that_fails_at_the_transcript_starts_no_answer(name: str, request: pytest.FixtureRequest) -> None:
+def test_a_listener_that_fails_at_the_transcript_gets_no_answer(name: str, request: pytest.FixtureRequest) -> None:
     served, listener = request.getfixturevalue(name), Listener()
 
     def sink(event: Any) -> None:
@@ -272,11 +272,35 @@ def test_a_listener_that_fails_at_the_transcript_starts_no_answer(name: str, req
         if isinstance(event, Transcript):
             raise RuntimeError("gone")
 
-    before = served.parts.ar_runners["aura"].counters.prompt_tokens
+    before = served.parts.ar_runners["aura"].counters
     served.submit(spoken(), sink)
     assert listener.wait().end.reason == "cancelled"
+    assert [type(event) for event in listener.events] == [Transcript, Ended]
     served.engine.check_integrity()
-    assert served.parts.ar_runners["aura"].counters.prompt_tokens == before
+    after = served.parts.ar_runners["aura"].counters
+    assert after.pages_used == 0
+    assert after.prompt_tokens == before.prompt_tokens or served.parts.ahead  # whose answer is begun first
+
+
+def test_an_answer_is_begun_before_its_transcript_is_told(eager: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And told in order all the same, also where the answer is there at once."""
+    aura, seen, listener = eager.parts.aura, list[str](), Listener()
+    assert aura is not None
+    rows = aura.rows
+
+    def watched(batch: Batch) -> Rows:
+        if not any(sequence.open for sequence in batch.sequences):
+            seen.append("rows")
+        return rows(batch)
+
+    def sink(event: Any) -> None:
+        seen.append(type(event).__name__)
+        listener(event)
+
+    monkeypatch.setattr(aura, "rows", watched)
+    eager.submit(spoken(speak=False, sampling=WORDS), sink)
+    assert listener.wait().end.error is None
+    assert seen[:3] == ["rows", "Transcript", "TextDelta"]
 
 
 def test_nothing_is_read_ahead_while_all_seats_are_taken(read: list[int]) -> None:
