@@ -5,18 +5,19 @@
 
 The stages of a deploy file (the tiny ones by default: the host does the same for large ones) are assembled as on a GPU, with
 CUDA graphs, and driven through their runners, one sequence at a time. Everybody who waits for a first id, a first word or a first
-sound waits for these times, too: the device has nothing to do meanwhile. `begun_us` is from the call to the first graph that is
-launched, `all_us` to the return.
+sound waits for these times, too: the device has nothing to do meanwhile. `begun_us` is from the call of `ArRunner.launch` to the
+first graph that is launched, `decoder_us` to that of the decoder, `all_us` to the end of the last; medians of many.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,9 +31,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from true_size import Report, machine
 
 from aura_omni import assembly
+from aura_omni.compiling import compiled_ahead
 from aura_omni.config import Options, load
 from aura_omni.engine import lane
 from aura_omni.engine.graphs import Graphed
+from aura_omni.engine.runner import ArRunner
 from aura_omni.engine.sequence import Batch, Sequence
 from aura_omni.engine.steps import Steps
 from aura_omni.flow import Audio, Message, Text, Video, Voice
@@ -50,7 +53,7 @@ def main() -> None:
     report = Report(arguments.out)
     report.add("machine", machine())
     config = load(Options(deploy_config=arguments.deploy_config), environ={}, platform="cuda")
-    with nothing_computed() if arguments.device == "meta" else ExitStack():
+    with nothing_computed() if arguments.device == "meta" else compiled_ahead(config, environ=os.environ):
         parts = assembly.assemble(config, device=torch.device(arguments.device))
         for name, make in ways(parts).items():
             runner = parts.ar_runners[name.split()[0]]
@@ -61,7 +64,7 @@ def main() -> None:
                 with _Calls() as calls:
                     counted = measured(runner, make, rounds=1, calls=calls)
             for kind, found in times.items():
-                middle = {key: round(statistics.median(row[key] for row in found), 1) for key in found[0]}
+                middle = {key: round(statistics.median(row[key] for row in found)) for key in found[0]}
                 last = counted[kind][-1]
                 report.add(f"{name}, {kind}", {**middle, **{key: last[key] for key in ("calls", "copies")}})
 
@@ -107,32 +110,45 @@ def measured(
     """What each launch took, by what it was."""
     found: dict[str, list[dict[str, float]]] = defaultdict(list)
     begun: list[float] = []
-    replay = Graphed.__call__
+    decoder: list[float] = []
+    called: list[float] = []
+    replay, launch_all = Graphed.__call__, ArRunner.launch
 
     def watched(graphed: Graphed, *tensors: Any, **options: Any) -> Any:
         out = replay(graphed, *tensors, **options)
         begun.append(time.perf_counter())
+        if graphed in (runner._compute._prefill_graph, runner._compute._decode_graph):
+            decoder.append(begun[-1])
         return out
+
+    def launching(one: ArRunner) -> bool:
+        called.append(time.perf_counter())
+        if calls is not None:
+            calls.calls = calls.copies = 0
+        return launch_all(one)
 
     def timed(step: Callable[..., Any], name: str) -> Callable[..., Any]:
         def launch(steps: Steps, batch: Batch, **options: Any) -> Any:
             kind = "a step launched ahead" if options.get("ahead") else name
             begun.clear()
-            if calls is not None:
-                calls.calls = calls.copies = 0
-            start = time.perf_counter()
+            decoder.clear()
+            start = called[-1]
             out = step(steps, batch, **options)
             end = time.perf_counter()
-            taken = {"begun_us": 1e6 * (begun[0] - start if begun else end - start), "all_us": 1e6 * (end - start)}
+            taken = {"begun_us": begun[0] - start, "decoder_us": decoder[0] - start, "all_us": end - start}
+            taken = {key: 1e6 * seconds for key, seconds in taken.items()}
             if calls is not None:
                 taken |= {"calls": calls.calls, "copies": calls.copies}
+                calls.calls = calls.copies = 0
             found[kind].append(taken)
+            called.append(time.perf_counter())
             return out
 
         return launch
 
     with (
         patch.object(Graphed, "__call__", watched),
+        patch.object(ArRunner, "launch", launching),
         patch.object(Steps, "prefill", timed(Steps.prefill, "a prompt")),
         patch.object(Steps, "decode", timed(Steps.decode, "a step")),
     ):
