@@ -46,18 +46,20 @@ class Graphed:
         self,
         function: Callable[..., Tensor],
         *,
-        rows: Sequence[Tensor],
         sizes: Iterable[int],
         pool: GraphPool,
+        rows: Sequence[Tensor] = (),
+        columns: Sequence[Tensor] = (),
         fixed: Sequence[Tensor] = (),
     ) -> None:
-        """function(*tensors, **options): first tensors with the batch first, then those that are fixed in shape; options are
-        hashable and each set has its own graphs.
+        """function(*tensors, **options): first tensors with the batch first, then with the batch last, then those that are fixed in
+        shape; options are hashable and each set has its own graphs.
 
-        rows, fixed: for each tensor one row [1, ...], or itself, of full width and such that it does no harm; pool: memory
-        shared by what runs in one lane.
+        rows, columns, fixed: for each tensor one row [1, ...] or column [n, 1], or itself, of full size and such that it does no
+        harm; pool: memory shared by what runs in one lane.
         """
-        self._function, self._rows, self._fixed = function, tuple(rows), tuple(fixed)
+        self._function = function
+        self._rows, self._columns, self._fixed = tuple(rows), tuple(columns), tuple(fixed)
         self._sizes, self._pool = sorted(sizes), pool
         self._captures: dict[Hashable, _Capture] = {}
 
@@ -80,11 +82,13 @@ class Graphed:
         """tensors [B, ...] on the host (pinned) or the device.
 
         Their second dimension may be narrower than the row's, and a tensor may lack the last rows of the batch, or all that
-        makes it one of the sizes, or (None) all of them: there the function sees what earlier calls left.
+        makes it one of the sizes, or (None) all of them: there the function sees what earlier calls left. The last rows of columns
+        and of what is fixed may be missing likewise. Of what is narrower PyTorch makes a copy on the device and launches another to
+        where it belongs; what only lacks rows is copied there at once.
         """
-        capture = self._captured(
-            self.size(max(len(one) for one in tensors[: len(self._rows)] if one is not None)), options
-        )
+        rows, columns = tensors[: len(self._rows)], tensors[len(self._rows) :][: len(self._columns)]
+        counts = [len(one) for one in rows if one is not None] + [one.shape[1] for one in columns if one is not None]
+        capture = self._captured(self.size(max(counts)), options)
         for static, given in zip(capture.inputs, tensors, strict=True):
             if given is None:
                 continue
@@ -102,6 +106,7 @@ class Graphed:
     @torch.inference_mode()
     def _capture(self, key: Hashable, size: int, options: dict[str, Hashable]) -> _Capture:
         batch = [row.repeat(size, *[1] * (row.dim() - 1)) for row in self._rows]
+        batch += [column.repeat(1, size) for column in self._columns]
         inputs = (*batch, *(tensor.clone() for tensor in self._fixed))
         graph, output = recorded(lambda: self._function(*inputs, **options), self._pool)
         capture = self._captures[key] = _Capture(graph, inputs, output)

@@ -132,9 +132,10 @@ def _torch_dtype(dtype: np.dtype) -> torch.dtype:
 
 
 def staged_padded(rows: Sequence[np.ndarray], device: torch.device) -> Tensor:
-    """N arrays [n_i] of one dtype as `staged` has them, side by side: [N, the longest], zeros behind the end of each."""
+    """N arrays [n_i] of one dtype as `staged` has them, side by side: [N, 1 + the longest], first n_i itself, zeros behind the end."""
     longest = max(map(len, rows))
-    host = torch.empty(len(rows), longest, dtype=_torch_dtype(rows[0].dtype), pin_memory=device.type == "cuda")
+    host = torch.empty(len(rows), 1 + longest, dtype=_torch_dtype(rows[0].dtype), pin_memory=device.type == "cuda")
     for line, row in zip(host.numpy(), rows, strict=True):
-        line[: len(row)], line[len(row) :] = row, 0
+        end = 1 + len(row)
+        line[0], line[1:end], line[end:] = len(row), row, 0
     return host

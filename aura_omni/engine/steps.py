@@ -142,7 +142,9 @@ class Steps:
         if not ahead:
             self._carry(batch)
         numbers, how = self._pack(batch, self._decode_graph, pages=True, ahead=int(ahead))
-        return (self._decode_graph or self._decoded)(numbers, how=how)
+        if self._decode_graph is None:
+            return self._decoded(self._sent(numbers), how=how)
+        return self._decode_graph(self._staged(numbers.T), how=how)
 
     def prefill(self, batch: Batch) -> Tensor:
         """Rows of prompts, and the ids of those whose last row is among them."""
@@ -151,8 +153,7 @@ class Steps:
         if not drawn:
             return hidden.new_empty(0, 1, dtype=torch.int64)
         ends = np.cumsum(batch.counts)[drawn] - 1
-        numbers, how = self._pack(batch.part(drawn), self._draw_graph, pages=False)
-        return (self._draw_graph or self._drawn)(self._picked(hidden, ends), numbers, how=how)
+        return self._draw(self._picked(hidden, ends), batch.part(drawn))
 
     def joins(self, single: Batch, prompts: Batch) -> bool:
         """Whether `joined` can be called."""
@@ -169,14 +170,12 @@ class Steps:
         assert graph is not None
         rows = self._model.rows(prompts)
         self._carry(single)
-        seats = self._staged(self._packed(single, rows=self._joined_rows, pages=True))
+        seats = self._staged(self._packed(single, rows=self._joined_rows, pages=True).T)
         hidden = graph(*self._of_chunks(prompts, rows, graph), seats)
         drawn = prompts.sampled()
         ends = self._joined_rows - 1 + np.cumsum(prompts.counts)[drawn]
         both = Batch.of(single, prompts.part(drawn))
-        numbers, how = self._pack(both, self._draw_graph, pages=False)
-        picked = self._picked(hidden, np.concatenate((np.arange(len(single.sequences)), ends)))
-        return (self._draw_graph or self._drawn)(picked, numbers, how=how)
+        return self._draw(self._picked(hidden, np.concatenate((np.arange(len(single.sequences)), ends))), both)
 
     # ------------------------------------------------------------ around them
 
@@ -206,7 +205,14 @@ class Steps:
             numbers[rows.places, _MEDIUM] = np.arange(len(rows.places))
         numbers[: batch.rows, _FIRST : _FIRST + self._axes] = rows.positions
         numbers[: batch.rows, _FIRST + self._axes :] = rows.ids
-        return self._staged(numbers), rows.media, self._staged(chunks)
+        return self._staged(numbers), rows.media, self._staged(chunks.T)
+
+    def _draw(self, hidden: Tensor, batch: Batch) -> Tensor:
+        """The values of the sequences whose last rows have become hidden [B, H]."""
+        numbers, how = self._pack(batch, self._draw_graph, pages=False)
+        if self._draw_graph is None:
+            return self._drawn(hidden, self._sent(numbers), how=how)
+        return self._draw_graph(hidden, self._staged(numbers), how=how)
 
     def _picked(self, hidden: Tensor, places: np.ndarray) -> Tensor:
         """Some of its rows."""
@@ -228,7 +234,7 @@ class Steps:
             pages=pages,
         )
 
-    def _pack(self, batch: Batch, graphed: Graphed | None, *, pages: bool, ahead: int = 0) -> tuple[Tensor, _How]:
+    def _pack(self, batch: Batch, graphed: Graphed | None, *, pages: bool, ahead: int = 0) -> tuple[np.ndarray, _How]:
         """`_packed`, where it is needed, and what the rows use."""
         sequences = batch.sequences
         rows = len(sequences) if graphed is None else graphed.size(len(sequences))
@@ -237,9 +243,7 @@ class Steps:
         for other in others:
             if other is not how:
                 how |= other
-        if graphed is not None:
-            return self._staged(numbers), how
-        return self._sent(numbers), how
+        return numbers, how
 
     def _seat(self, sequences: Seq[Sequence]) -> None:
         """Make the seats ready of those that have not used theirs: with the first draw, when all else of a prompt is launched."""
@@ -283,7 +287,8 @@ class Steps:
         self._seats.capture(pool)
         nobody = self._sent(self._numbers.nobody())
         hidden = self._seats.rows[self._seats.spare :]
-        self._decode_graph = Graphed(self._decoded, rows=(nobody,), sizes=steps, pool=pool)
+        # With the batch last, because there are as many pages as the longest sequence has: those are whole rows then.
+        self._decode_graph = Graphed(self._decoded_columns, columns=(nobody.T,), sizes=steps, pool=pool)
         self._draw_graph = Graphed(self._drawn, rows=(hidden, nobody[:, : self._numbers.width]), sizes=steps, pool=pool)
         for graphed in (self._decode_graph, self._draw_graph):
             graphed.prepare(how=self._usual)
@@ -292,11 +297,11 @@ class Steps:
         )
         numbers[:, _SLOT], numbers[:, _MEDIUM] = self._kv.spare_page * self._kv.page_size, -1
         # Chunks of no rows, whose pages therefore do not matter.
-        chunks = torch.zeros(self._chunks, 3 + nobody.shape[1], dtype=torch.int32, device=self._model.device)
+        chunks = torch.zeros(3 + nobody.shape[1], self._chunks, dtype=torch.int32, device=self._model.device)
         # Rows of no medium get zeros, which costs less than as many graphs again.
         rows = (numbers, hidden.new_zeros(1, 1 + self._model.adds, hidden.shape[1]))
         self._prefill_graph = Graphed(self._computed, rows=rows, fixed=(chunks,), sizes=sizes, pool=pool)
-        single = nobody.repeat(self._joined_rows, 1)
+        single = nobody.T.repeat(1, self._joined_rows)
         self._joined_graph = Graphed(self._both, rows=rows, fixed=(chunks, single), sizes=JOINED_SIZES, pool=pool)
         for graphed in (self._prefill_graph, self._joined_graph):
             graphed.prepare()
@@ -314,18 +319,18 @@ class Steps:
         return Embedded(self._model.embed(ids.T) + first, positions, tuple(adds)), columns[_SLOT]
 
     def _computed(self, numbers: Tensor, media: Tensor, chunks: Tensor) -> Tensor:
-        """numbers, media: as `_embedded` has them; chunks: as `PagedKV.chunk_step` does -> hidden [N, H]."""
+        """numbers, media: as `_embedded` has them; chunks: as `PagedKV.chunk_step` does, turned -> hidden [N, H]."""
         rows, slot = self._embedded(numbers, media)
-        kv = self._kv.chunk_step(slot, chunks, most_rows=len(numbers))
+        kv = self._kv.chunk_step(slot, chunks.T.contiguous(), most_rows=len(numbers))
         return self._model.decoder(rows.x, rows.positions, kv, rows.adds)
 
     def _both(self, numbers: Tensor, media: Tensor, chunks: Tensor, seated: Tensor) -> Tensor:
-        """`_computed`, with the rows in some seats in front; seated [B, n]: their numbers -> hidden [B + N, H]."""
+        """`_computed`, with the rows in some seats in front; seated [n, B]: their numbers -> hidden [B + N, H]."""
         rows, slot = self._embedded(numbers, media)
-        row, singles = self._numbers.unpack(seated), len(seated)
+        row, singles = self._numbers.unpack(seated.T.contiguous()), seated.shape[1]
         kv = Joined(
             self._kv.decode_step(row.slot, row.length, row.table),
-            self._kv.chunk_step(slot, chunks, most_rows=len(numbers)),
+            self._kv.chunk_step(slot, chunks.T.contiguous(), most_rows=len(numbers)),
             singles=singles,
         )
         x = torch.cat((self._seats.rows[row.seat], rows.x))
@@ -337,6 +342,10 @@ class Steps:
         row = self._numbers.unpack(numbers)
         kv = self._kv.decode_step(row.slot, row.length, row.table)
         return self._completed(self._model.decoder(self._seats.rows[row.seat], row.positions, kv), row, how)
+
+    def _decoded_columns(self, columns: Tensor, *, how: _How) -> Tensor:
+        """`_decoded` of numbers [n, B]."""
+        return self._decoded(columns.T.contiguous(), how=how)
 
     def _drawn(self, hidden: Tensor, numbers: Tensor, *, how: _How) -> Tensor:
         return self._completed(hidden, self._numbers.unpack(numbers), how)

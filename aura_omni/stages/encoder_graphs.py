@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aura_omni.engine.graphs import Graphed, GraphPool
-from aura_omni.engine.lane import sent, staged, staged_padded
+from aura_omni.engine.lane import sent, staged_padded
 from aura_omni.models.qwen3_asr import HOP_SAMPLES, EncoderConfig, Qwen3Asr
 from aura_omni.models.qwen3_vl import VisionConfig, VisionTower
 from aura_omni.models.vision_input import RESIZED_AT_ONCE, Framing
@@ -123,11 +123,12 @@ class HearingGraphs:
         self._graph = Graphed(encoder.windows, rows=(images, inside), sizes=WINDOWS, pool=pool)
         self._whole: dict[int, Graphed] = {}  # by windows of a clip
         for windows in range(1, MOST_WHOLE + 1):
-            wave = torch.zeros(1, HOP_SAMPLES * (windows * config.window_frames + 1), device=weight.device)
-            length = torch.full((1, 1), wave.shape[1], device=weight.device)
+            longest = HOP_SAMPLES * (windows * config.window_frames + 1)
+            wave = torch.zeros(1, 1 + longest, device=weight.device)
+            wave[:, 0] = longest
             self._whole[windows] = Graphed(
-                lambda waves, lengths: encoder.heard(waves, lengths[:, 0]),
-                rows=(wave, length),
+                lambda waves: encoder.heard(waves[:, 1:], waves[:, 0].long()),
+                rows=(wave,),
                 sizes=[clips for clips in WINDOWS if clips * windows <= WINDOWS[-1]],
                 pool=pool,
             )
@@ -157,9 +158,9 @@ class HearingGraphs:
         tokens = [config.tokens_of(count) for count in frames]
         waves = staged_padded(clips, device)
         if windows in self._whole:
-            out = _in_calls(self._whole[windows], waves, staged([samples[:, None]], device))
+            out = _in_calls(self._whole[windows], waves)  # so short that float32 holds their lengths, too
         else:
-            mels = self._encoder.log_mels(waves.to(device, non_blocking=True), sent(samples, device))
+            mels = self._encoder.log_mels(waves.to(device, non_blocking=True)[:, 1:], sent(samples, device))
             if not windows:
                 rows: list[Tensor] = self._encoder([mel[:, :count] for mel, count in zip(mels, frames, strict=True)])
                 return rows

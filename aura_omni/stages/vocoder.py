@@ -23,7 +23,7 @@ from torch import Tensor
 
 from aura_omni.counters import Counters, UnderWay
 from aura_omni.engine.graphs import Graphed, GraphPool
-from aura_omni.engine.lane import Arrival, Lane, sent
+from aura_omni.engine.lane import Arrival, Lane, sent, staged
 from aura_omni.engine.loader import Checkpoint
 from aura_omni.engine.sequence import FinishReason
 from aura_omni.engine.stage_model import Runner
@@ -415,7 +415,9 @@ class VocoderRunner(Runner):
         self._steps += 1
         self._under_way.begin()
         try:
-            samples = (graph or self._decoded)(sent(numbers, self._device))
+            samples = (
+                self._decoded(sent(numbers, self._device)) if graph is None else graph(staged([numbers], self._device))
+            )
             self._flight = _Flight(group, self._lane.home(samples[: len(group)]))
         except torch.AcceleratorError:
             raise  # the device itself has failed
