@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aura_omni.engine import seats as seats_module
+from aura_omni.engine.graphs import GraphPool
 from aura_omni.engine.sampler import Draw, Filters
 from aura_omni.engine.seats import Seats, Taker, constrained
 from aura_omni.flow import Sampling
+from tests.replayed import without_cuda
 
 CPU = torch.device("cpu")
 GREEDY = Sampling(temperature=0.0)
@@ -228,6 +230,23 @@ def test_bias_and_bans_equal_transformers() -> None:
     expected = MinNewTokensLengthLogitsProcessor(2, 3, [11, 12], device="cpu")(ids, expected)
     row = Row(Sampling(logit_bias={4: 2.5, 9: -1.5}, min_tokens=3), [5, 6], [7, 8], stop_ids=(11, 12))
     torch.testing.assert_close(constrain(logits, [row]), expected)
+
+
+@torch.inference_mode()
+def test_seats_filled_by_a_graph_are_as_those_filled_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where fewer take one than the graph is for, or more than there is one for."""
+    without_cuda(monkeypatch)
+    sampling = Sampling(logit_bias={3: 1.0}, min_tokens=2, repetition_penalty=1.1, top_k=2**31, seed=1)
+    takers = [Row(replace(sampling, temperature=seat), [seat], [5] * seat, [1]).taking(seat) for seat in range(9)]
+    for some in (takers[:1], takers[2:5], takers):
+        plain, recorded = seats_of(12, seats=9), seats_of(12, seats=9)
+        recorded.capture(GraphPool())
+        for seats in (plain, recorded):
+            seats.fill(takers[4:7])
+            seats.fill(some)
+        for name, table in vars(plain).items():
+            if isinstance(table, torch.Tensor):
+                assert torch.equal(table[:9], vars(recorded)[name][:9]), name
 
 
 class _Counted(TorchDispatchMode):
