@@ -164,6 +164,7 @@ class VocoderRunner(Runner):
         self._flight: _Flight | None = None
         self._news = False  # something has come, gone or landed since `launch` found nothing to do
         self._free = list(range(max_num_seqs - 1, -1, -1))
+        self._left: set[int] = set()  # free slots that hold what a stream has left there
         self._streams: dict[Stream, None] = {}  # all open ones, in the order they came
         self._references: OrderedDict[bytes, CodecSnapshot] = OrderedDict()
         self._steps = self._frames_in = self._frames_out = 0
@@ -285,6 +286,7 @@ class VocoderRunner(Runner):
             if groups:
                 worked = True
                 self._end_finished()
+            self._tidy()
         self._news |= worked
         return worked
 
@@ -299,6 +301,7 @@ class VocoderRunner(Runner):
     def check_integrity(self) -> None:
         used = [stream.slot for stream in self._streams if stream.slot is not None]
         slots = sorted(used + self._free)
+        assert self._left <= set(self._free), "a slot in use would be cleared"
         assert slots == list(range(self.max_num_seqs)), f"slots {slots} of {self.max_num_seqs}: lost or shared"
         assert not any(stream.ended for stream in self._streams), "an ended stream is still listed"
         assert len(self._streams) <= self.max_num_seqs + self.max_waiting, "more streams than admitted"
@@ -341,6 +344,7 @@ class VocoderRunner(Runner):
         stream.pending.clear()
         if stream.slot is not None:
             self._free.append(stream.slot)
+            self._left.add(stream.slot)
             stream.slot = None
         stream.on_end(reason, error)
 
@@ -378,10 +382,17 @@ class VocoderRunner(Runner):
             primed = stream.reference is None or stream.start is not None
             if stream.slot is None and stream.pending and primed:
                 stream.slot = self._free.pop()
-                if stream.start is None:
-                    self._state.clear(stream.slot)
-                else:
+                if stream.start is not None:
                     self._state.restore(stream.slot, stream.start)
+                elif stream.slot in self._left:
+                    self._state.clear(stream.slot)
+                self._left.discard(stream.slot)
+
+    def _tidy(self) -> None:
+        """Clear the slots that are free, when all else is launched: nobody who comes waits for it."""
+        for slot in self._left:
+            self._state.clear(slot)
+        self._left.clear()
 
     def _next_groups(self) -> list[tuple[list[Stream], int]]:
         """The streams that are computed together and the frames each decodes: first audio first, then whose listener runs out
