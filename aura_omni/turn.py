@@ -36,7 +36,7 @@ class Turn:
         self, plan: Plan, sink: Sink, *, engine: Engine, parts: Stages, chunks: AudioChunks, limits: SpeechConfig
     ) -> None:
         self._plan, self._engine, self._parts = plan, engine, parts
-        self._work = Work(sink, parts.ar_runners, after=engine.post if parts.ahead else None)
+        self._work = Work(sink, parts.ar_runners, after=engine.after_launches if parts.ahead else None)
         self._speaker = Speaker(plan, self._work, parts.speech, post=engine.post, chunks=chunks, limits=limits)
         self._unheard = deque((clip, part) for clip, parts in enumerate(plan.hearing) for part in range(len(parts)))
         self._heard: list[list[Transcript]] = [[Transcript("")] * len(parts) for parts in plan.hearing]
@@ -225,9 +225,8 @@ class Turn:
 
     def _say(self, delta: str) -> None:
         if delta:
-            send = self._work.send_late if self._text else self._work.send
             self._text += delta
-            send(TextDelta(delta))
+            self._work.send_late(TextDelta(delta))
             self._speaker.read(delta)
 
     def _tell(self, transcripts: list[Transcript]) -> None:

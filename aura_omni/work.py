@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from aura_omni.engine.runner import ArRunner
 from aura_omni.engine.sequence import FinishReason, Sequence
-from aura_omni.errors import AuraError, EngineError, Unavailable
+from aura_omni.errors import AuraError, EngineError
 from aura_omni.flow import Ended, Event, Reason, SpeechReason, StageName, Usage
 from aura_omni.stages.references import Asked
 from aura_omni.stages.vocoder import Stream
@@ -34,9 +34,9 @@ class Work:
         sink: Sink,
         runners: Mapping[StageName, ArRunner],
         *,
-        after: Callable[[Callable[[], None]], object] | None = None,
+        after: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
-        """after: has a function called when what can be launched has been; None: launching takes long, as it computes."""
+        """after: as `Engine.after_launches`; None: launching takes long, as it computes."""
         self._sink, self._runners, self._after = sink, runners, after
         self._late: deque[Event] = deque()
         self._live: dict[_Job, Callable[[], None]] = {}
@@ -114,17 +114,14 @@ class Work:
     # ------------------------------------------------------------ what the listener gets
 
     def send_late(self, event: Event) -> None:
-        """For what nobody waits for as long as for what follows from it: whoever takes an event further, on a thread of their own,
-        wants the interpreter's lock just when a stage is about to be launched. In order with the others."""
+        """When what follows from the same result has been launched: whoever takes an event further, on a thread of their own, wants
+        the interpreter's lock just then, and both would take longer. In order with the others."""
         if self._after is None:
             self.send(event)
             return
         self._late.append(event)
         if len(self._late) == 1:
-            try:
-                self._after(self._send_late)
-            except Unavailable:
-                self._send_late()
+            self._after(self._send_late)
 
     def _send_late(self) -> None:
         while self._late:
@@ -141,6 +138,7 @@ class Work:
         except Exception:
             # Whoever listened is gone or broken: the turn serves nobody, and the engine must not fall with it.
             log.exception("the listener to a turn failed")
+            self._late.clear()
             self.finish("cancelled")
 
     def count(self, **more: int) -> None:

@@ -35,6 +35,7 @@ class Engine:
         self._runners = dict(runners)
         self._by_urgency = tuple(runners.values())
         self._inbox: deque[Callable[[], None]] = deque()
+        self._late: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()  # guards the inbox and the phase
         self._phase: _Phase = "new"
         self._failure: Exception | None = None
@@ -111,6 +112,13 @@ class Engine:
             self._wake.notify()
         return future
 
+    def after_launches(self, function: Callable[[], None]) -> None:
+        """Call `function`, which must not fail, when all runners have launched what they can. On the engine's thread only.
+
+        For what wakes another thread, which then wants the interpreter's lock: no launch waits for it.
+        """
+        self._late.append(function)
+
     def call(self, function: Callable[[], T]) -> T:
         """`post`, and wait for the result or raise the error. On the engine's own thread: call at once."""
         if threading.current_thread() is self._thread:
@@ -153,6 +161,8 @@ class Engine:
                 for urgent in self._by_urgency[:place]:
                     urgent.launch()
             worked |= runner.launch()
+        while self._late:
+            self._late.popleft()()
         return worked
 
     def _land(self) -> bool:

@@ -91,6 +91,18 @@ def test_runners_are_stepped_in_order_of_urgency() -> None:
     assert log == ["vocoder", "talker", "aura"] * 3
 
 
+def test_what_can_wait_for_launches_comes_after_those_of_the_pass() -> None:
+    log: list[str] = []
+    runners = {name: Scripted(log, name, work) for name, work in (("a", 0), ("b", 1), ("c", 1))}
+    engine = Engine(runners)  # type: ignore[arg-type]
+    engine.post(lambda: engine.after_launches(lambda: log.append("late")))
+    with engine:
+        engine.call(lambda: engine.after_launches(lambda: log.append("later")))
+        engine.call(lambda: None)  # where nothing is launched it comes all the same
+    assert [name for name in log if name != "later"] == ["b", "c", "late"]
+    assert log.count("later") == 1
+
+
 class Device(Scripted):
     """A runner whose steps take as long as the others need to launch so many times, if they have something to launch or not."""
 
