@@ -54,7 +54,7 @@ def main() -> None:
     report.add("machine", machine())
     config = load(Options(deploy_config=arguments.deploy_config), environ={}, platform="cuda")
     with nothing_computed() if arguments.device == "meta" else compiled_ahead(config, environ=os.environ):
-        parts = assembly.assemble(config, device=torch.device(arguments.device))
+        parts = assembly.assemble(config, device=torch.device("meta") if arguments.device == "meta" else None)
         for name, make in ways(parts).items():
             runner = parts.ar_runners[name.split()[0]]
             runner._compute.drawable = frozenset(range(runner._compute.vocabulary))  # which "meta" cannot tell
