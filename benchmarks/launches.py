@@ -38,7 +38,7 @@ from aura_omni.engine.graphs import Graphed
 from aura_omni.engine.runner import ArRunner
 from aura_omni.engine.sequence import Batch, Sequence
 from aura_omni.engine.steps import Steps
-from aura_omni.flow import Audio, Message, Text, Video, Voice
+from aura_omni.flow import Audio, Message, StageName, Text, Video, Voice
 
 ROUNDS, TOKENS = 300, 6  # sequences of a stage, and the ids that each says
 
@@ -55,8 +55,8 @@ def main() -> None:
     config = load(Options(deploy_config=arguments.deploy_config), environ={}, platform="cuda")
     with nothing_computed() if arguments.device == "meta" else compiled_ahead(config, environ=os.environ):
         parts = assembly.assemble(config, device=torch.device("meta") if arguments.device == "meta" else None)
-        for name, make in ways(parts).items():
-            runner = parts.ar_runners[name.split()[0]]
+        for stage, what, make in ways(parts):
+            runner = parts.ar_runners[stage]
             runner._compute.drawable = frozenset(range(runner._compute.vocabulary))  # which "meta" cannot tell
             with torch.inference_mode():
                 measured(runner, make, rounds=20)
@@ -66,11 +66,11 @@ def main() -> None:
             for kind, found in times.items():
                 middle = {key: round(statistics.median(row[key] for row in found)) for key in found[0]}
                 last = counted[kind][-1]
-                report.add(f"{name}, {kind}", {**middle, **{key: last[key] for key in ("calls", "copies")}})
+                report.add(f"{stage}{what}, {kind}", {**middle, **{key: last[key] for key in ("calls", "copies")}})
 
 
-def ways(parts: assembly.Stages) -> dict[str, Callable[[], Sequence]]:
-    """A new sequence of each kind, by the name of its stage and what is special about it."""
+def ways(parts: assembly.Stages) -> list[tuple[StageName, str, Callable[[], Sequence]]]:
+    """A stage, what is special about a sequence, and what makes a new one."""
     asr, aura, speech, random = parts.asr, parts.aura, parts.speech, np.random.default_rng(0)
     assert asr is not None
     assert aura is not None
@@ -96,12 +96,12 @@ def ways(parts: assembly.Stages) -> dict[str, Callable[[], Sequence]]:
         sampling = replace(talker.sampling, max_tokens=TOKENS, min_tokens=TOKENS)
         return talker.sequence(prompt, sampling, on_output=_ignore, on_end=_ignore)
 
-    return {
-        "asr": heard,
-        "aura": partial(asked, pictures=0),
-        "aura with a pair of frames": partial(asked, pictures=1),
-        "talker": spoken,
-    }
+    return [
+        ("asr", "", heard),
+        ("aura", "", partial(asked, pictures=0)),
+        ("aura", " with a pair of frames", partial(asked, pictures=1)),
+        ("talker", "", spoken),
+    ]
 
 
 def measured(

@@ -78,10 +78,10 @@ class Seats:
         self._counts = torch.zeros(wide, dtype=torch.int32, device=device)  # of each id in the outputs
         self._graph: Graphed | None = None
 
-    def capture(self, pool: GraphPool) -> None:
-        """Make graphs of filling them."""
+    def capture(self) -> None:
+        """Make graphs of filling them, whose memory is their own: a prefill's result waits for its draw meanwhile."""
         nobody = sent(self._nobody(1), self._device)
-        self._graph = Graphed(self._filled, rows=(nobody,), sizes=TAKERS, pool=pool)
+        self._graph = Graphed(self._filled, rows=(nobody,), sizes=TAKERS, pool=GraphPool())
         self._graph.prepare()
 
     @staticmethod

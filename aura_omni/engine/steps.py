@@ -256,12 +256,14 @@ class Steps:
         self._seats.fill([self._taker(sequence) for sequence in new])
         for sequence in new:
             self._owners[sequence.seat] = (sequence.id, sequence.preempted)
-            how = _How.of(sequence.sampling, sequence.inner)
-            if self._decode_graph is not None:
-                how |= (
-                    self._usual
-                )  # what nobody uses does no harm, and another graph would be captured while requests wait
-            self._hows[sequence.seat] = self._usual if how == self._usual else how
+            self._hows[sequence.seat] = self._how(sequence)
+
+    def _how(self, sequence: Sequence) -> _How:
+        how = _How.of(sequence.sampling, sequence.inner)
+        if self._decode_graph is not None:
+            # What nobody uses does no harm, and another graph would be captured while requests wait.
+            how |= self._usual
+        return self._usual if how == self._usual else how
 
     def _taker(self, sequence: Sequence) -> Taker:
         return Taker(
@@ -284,7 +286,7 @@ class Steps:
     def _capture(self, max_num_seqs: int, sizes: Seq[int]) -> None:
         """Make graphs of prefills of these sizes, and of the two functions that end in a draw, as they are usually needed."""
         pool, steps = GraphPool(), sizes_up_to(max_num_seqs)
-        self._seats.capture(pool)
+        self._seats.capture()
         nobody = self._sent(self._numbers.nobody())
         hidden = self._seats.rows[self._seats.spare :]
         # With the batch last, because there are as many pages as the longest sequence has: those are whole rows then.

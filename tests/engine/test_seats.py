@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aura_omni.engine import seats as seats_module
-from aura_omni.engine.graphs import GraphPool
 from aura_omni.engine.sampler import Draw, Filters
 from aura_omni.engine.seats import Seats, Taker, constrained
 from aura_omni.flow import Sampling
@@ -240,7 +239,7 @@ def test_seats_filled_by_a_graph_are_as_those_filled_as_written(monkeypatch: pyt
     takers = [Row(replace(sampling, temperature=seat), [seat], [5] * seat, [1]).taking(seat) for seat in range(9)]
     for some in (takers[:1], takers[2:5], takers):
         plain, recorded = seats_of(12, seats=9), seats_of(12, seats=9)
-        recorded.capture(GraphPool())
+        recorded.capture()
         for seats in (plain, recorded):
             seats.fill(takers[4:7])
             seats.fill(some)
