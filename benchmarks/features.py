@@ -63,7 +63,7 @@ FEATURES: Mapping[str, Mapping[str, object]] = {
     "early-starts": {
         f"aura_omni.{module}.starts_early": _no
         for module in (
-            "models.fused_dense",
+            "models.fused",
             "models.fused_linear",
             "models.fused_tiles",
             "engine.fused_sampler",

@@ -22,9 +22,8 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aura_omni.engine import paged_row
-from aura_omni.engine.paged_parts import combine, varying
+from aura_omni.engine.paged_parts import LOG2_E, combine, varying
 from aura_omni.models.fused import _exchanged, _turned, starts_early
-from aura_omni.models.fused_row import LOG2_E, MOST_GROUP
 from aura_omni.models.layers import RMSNorm, fusible
 
 BLOCK_KEYS = 64
@@ -250,7 +249,7 @@ def decode(
     kv_heads = keys.shape[1]
     group, long = heads // kv_heads, table.shape[1] * page_size > LONG_CONTEXT
     plan = LONG_DECODE if long else SHORT_DECODE
-    by_row = rows <= paged_row.MOST_ROWS and group <= MOST_GROUP and not long
+    by_row = rows <= paged_row.MOST_ROWS and group <= paged_row.MOST_GROUP and not long
     splits = paged_row.SPLITS if by_row else splits_of(rows * kv_heads, plan)
     acc = torch.empty(rows, heads, splits, dim, dtype=torch.float32, device=q.device)
     m = torch.empty(rows, heads, splits, dtype=torch.float32, device=q.device)
@@ -274,7 +273,7 @@ def decode(
     }
     if by_row:
         paged_row.paged_row_kernel[(rows, kv_heads, splits)](
-            *tensors, **shape, BLOCK=paged_row.KEYS, num_warps=paged_row.WARPS, **options
+            *tensors, **shape, BLOCK=paged_row.KEYS, num_warps=1, **options
         )
     else:
         _decode_kernel[(rows, kv_heads, splits)](

@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+LOG2_E = 1.4426950408889634  # exp(x) = exp2(x log2 e), and exp2 is what the hardware has
+
 # What differs from step to step, and whether it happens to be a multiple of 16: each would be a kernel of its own otherwise, compiled
 # while requests wait.
 varying = triton.jit(

@@ -51,13 +51,6 @@ def fused() -> ModuleType:
     return kernels
 
 
-@cache
-def fused_dense() -> ModuleType:
-    from aura_omni.models import fused_dense as kernels
-
-    return kernels
-
-
 def few(x: Tensor) -> bool:
     """Whether x [N, H] is of so few rows that norms and sums are computed along with the products (`fused_linear`)."""
     return fusible(x) and fused_linear().takes(x)
@@ -216,12 +209,12 @@ class DenseKV:
         return out.transpose(1, 2).reshape(rows, heads, dim)
 
     def takes_raw(self, qkv: Tensor) -> bool:
-        return fusible(qkv) and self.length + len(qkv) // self.batch <= fused_dense().MOST_KEYS
+        return fusible(qkv) and self.length + len(qkv) // self.batch <= fused().MOST_DENSE_KEYS
 
     def attend_raw(self, layer: int, qkv: Tensor, q_norm: RMSNorm, k_norm: RMSNorm, cos: Tensor, sin: Tensor) -> Tensor:
         self._step = len(qkv) // self.batch
         keys, values = self.keys[layer], self.values[layer]
-        return fused_dense().dense_attend(
+        return fused().dense_attend(
             qkv, q_norm.weight, k_norm.weight, cos, sin, q_norm.eps, keys=keys, values=values, start=self.length
         )
 
