@@ -21,6 +21,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from aura_omni.engine import paged_row
+from aura_omni.engine.paged_parts import LOG2_E, combine, varying
 from aura_omni.models.fused import _exchanged, _turned, starts_early
 from aura_omni.models.layers import RMSNorm, fusible
 
@@ -28,39 +30,32 @@ BLOCK_KEYS = 64
 
 
 class DecodePlan(NamedTuple):
-    """How a row of decoding is read: blocks of `keys`, of which a program takes at least `least`."""
+    """How rows of decoding are read: blocks of `keys`, of which a program takes at least `least`.
+
+    programs: of a step, that keep a large GPU's memory busy; one row's context is cut into parts for that. More parts would only add
+    programs, and with fewer than `least_splits` a long context among short ones would hold all of them up.
+    """
 
     keys: int
     least: int
     warps: int
     stages: int
+    programs: int
+    least_splits: int
 
 
-# Where contexts are short, joining parts takes longer than reading a second block; long ones want all of the device.
-SHORT_DECODE, LONG_DECODE = DecodePlan(128, 2, 4, 2), DecodePlan(64, 1, 4, 3)
+# Where contexts are short, joining parts takes longer than reading a second block. What was fastest on an H200.
+SHORT_DECODE = DecodePlan(64, 2, 4, 2, programs=1_024, least_splits=8)
+LONG_DECODE = DecodePlan(64, 1, 4, 3, programs=256, least_splits=4)
+MOST_SPLITS = 64
 
 # Queries of a prefill chunk that one program takes: rows, times the heads that share a key head.
 CHUNK_QUERIES = 128
-
-# Programs of a decode step that keep a large GPU's memory busy, and into how many parts one row's context is cut for that.
-# More parts would only add empty programs; with fewer than 8 a long context among short ones would hold all of them up.
-DECODE_PROGRAMS = 1_024
-MOST_SPLITS, LEAST_SPLITS = 64, 8
 
 # Contexts of chunks are cut too while all parts fit such a GPU at once, if contexts can be so long that it matters. A question of
 # a few rows after an hour of video is a few programs otherwise.
 CHUNK_PROGRAMS, MOST_CHUNK_SPLITS, LONG_CONTEXT = 132, 16, 8_192
 LEAST_CHUNKS = 16  # steps of fewer are no kernel of their own
-
-LOG2_E = 1.4426950408889634  # exp(x) = exp2(x log2 e), and exp2 is what the hardware has
-
-
-# What differs from step to step, and whether it happens to be a multiple of 16: each would be a kernel of its own otherwise, compiled
-# while requests wait.
-varying = triton.jit(
-    do_not_specialize=["table_width", "chunks"],
-    do_not_specialize_on_alignment=["slots_ptr", "table", "lengths", "begins", "counts", "starts"],
-)
 
 
 @varying
@@ -202,34 +197,21 @@ def _decode_kernel(
         tl.store(arrived_ptr + row * kv_heads + head, 0)  # as the next step expects it
         splits = tl.arange(0, SPLITS)
         for member in tl.static_range(GROUP):
-            _combine(
+            combine(
                 acc_ptr, m_ptr, total_ptr, out_ptr, row * heads + head * GROUP + member, splits, splits < used, dims, D, SPLITS
             )  # fmt: skip
-
-
-@triton.jit
-def _combine(acc_ptr, m_ptr, total_ptr, out_ptr, head, splits, there, dims, D: tl.constexpr, SPLITS: tl.constexpr):
-    """The splits of one query head become its output."""
-    at = head * SPLITS + splits
-    # Not from the nearest cache: other programs of the same kernel may have written them.
-    m = tl.load(m_ptr + at, mask=there, other=float("-inf"), cache_modifier=".cg")
-    total = tl.load(total_ptr + at, mask=there, other=0.0, cache_modifier=".cg")
-    acc = tl.load(acc_ptr + at[:, None] * D + dims[None, :], mask=there[:, None], other=0.0, cache_modifier=".cg")
-    weights = tl.exp2(m - tl.max(m, 0))
-    out = tl.sum(acc * weights[:, None], 0) / tl.sum(total * weights, 0)
-    tl.store(out_ptr + head * D + dims, out.to(out_ptr.dtype.element_ty))
 
 
 @triton.jit
 def _combine_kernel(acc_ptr, m_ptr, total_ptr, out_ptr, D: tl.constexpr, SPLITS: tl.constexpr):
     """Program (row and head) of a prefill."""
     splits = tl.arange(0, SPLITS)
-    _combine(acc_ptr, m_ptr, total_ptr, out_ptr, tl.program_id(0), splits, splits >= 0, tl.arange(0, D), D, SPLITS)
+    combine(acc_ptr, m_ptr, total_ptr, out_ptr, tl.program_id(0), splits, splits >= 0, tl.arange(0, D), D, SPLITS)
 
 
-def splits_of(programs: int) -> int:
+def splits_of(programs: int, plan: DecodePlan) -> int:
     """Into how many parts the contexts are cut when there are so many rows and key heads; a power of two."""
-    wanted = max(LEAST_SPLITS, min(MOST_SPLITS, DECODE_PROGRAMS // programs))
+    wanted = max(plan.least_splits, min(MOST_SPLITS, plan.programs // programs))
     return 1 << (wanted.bit_length() - 1)
 
 
@@ -265,22 +247,39 @@ def decode(
     """
     rows, heads, dim = q.shape
     kv_heads = keys.shape[1]
-    group, splits = heads // kv_heads, splits_of(rows * kv_heads)
+    group, long = heads // kv_heads, table.shape[1] * page_size > LONG_CONTEXT
+    plan = LONG_DECODE if long else SHORT_DECODE
+    by_row = rows <= paged_row.MOST_ROWS and group <= paged_row.MOST_GROUP and not long
+    splits = paged_row.SPLITS if by_row else splits_of(rows * kv_heads, plan)
     acc = torch.empty(rows, heads, splits, dim, dtype=torch.float32, device=q.device)
     m = torch.empty(rows, heads, splits, dtype=torch.float32, device=q.device)
     total = torch.empty_like(m)
     out = torch.empty(rows, heads, dim, dtype=q.dtype, device=q.device)
     given = turn or Turn(q, q, q, q, 0.0)
-    plan = LONG_DECODE if table.shape[1] * page_size > LONG_CONTEXT else SHORT_DECODE
     early = starts_early(q.device)
     options: dict[str, Any] = {"launch_pdl": True} if early else {}
-    _decode_kernel[(rows, kv_heads, splits)](
+    tensors = (
         q, k, v, q.stride(0), k.stride(0), v.stride(0),
         given.q_weight, given.k_weight, given.cos, given.sin, given.cos.stride(0), given.eps,
         slots, keys, values, table, table.stride(0), lengths, acc, m, total, arrived, out, dim**-0.5 * LOG2_E, kv_heads,
-        RAW=turn is not None, GROUP=group, ROWS=max(16, triton.next_power_of_2(group)), D=dim, PAGE=page_size,
-        BLOCK=plan.keys, LEAST=plan.least, SPLITS=splits, EARLY=early, num_warps=plan.warps, num_stages=plan.stages, **options,
     )  # fmt: skip
+    shape: dict[str, Any] = {
+        "RAW": turn is not None,
+        "GROUP": group,
+        "D": dim,
+        "PAGE": page_size,
+        "SPLITS": splits,
+        "EARLY": early,
+    }
+    if by_row:
+        paged_row.paged_row_kernel[(rows, kv_heads, splits)](
+            *tensors, **shape, BLOCK=paged_row.KEYS, num_warps=1, **options
+        )
+    else:
+        _decode_kernel[(rows, kv_heads, splits)](
+            *tensors, **shape, ROWS=max(16, triton.next_power_of_2(group)), BLOCK=plan.keys, LEAST=plan.least,
+            num_warps=plan.warps, num_stages=plan.stages, **options,
+        )  # fmt: skip
     return out
 
 

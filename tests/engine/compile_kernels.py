@@ -19,7 +19,7 @@ from triton.compiler import ASTSource
 from triton.compiler import compile as compiled
 from triton.runtime.driver import driver
 
-from aura_omni.engine import fused_sampler, paged_attention
+from aura_omni.engine import fused_sampler, paged_attention, paged_row
 from aura_omni.models import codec_kernels, fused, fused_fp8, fused_linear, fused_tiles
 from aura_omni.models.codec import CodecConfig, CodecDecoder
 from aura_omni.models.codec_fused import FusedStep
@@ -38,7 +38,16 @@ TYPES = {
     torch.uint8: "*u8",
 }
 
-MODULES = (fused, fused_fp8, fused_linear, fused_tiles, fused_sampler, paged_attention, codec_kernels)
+MODULES = (
+    fused,
+    fused_fp8,
+    fused_linear,
+    fused_tiles,
+    fused_sampler,
+    paged_attention,
+    paged_row,
+    codec_kernels,
+)
 
 
 class Recorder:
@@ -92,7 +101,7 @@ def integers(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
 
 def launches() -> Iterator[Callable[[], object]]:
     """Every kernel in the shapes of the published models."""
-    for rows, heads in ((1, 16), (8, 16), (1, 32)):
+    for rows, heads in ((1, 16), (8, 16), (40, 16), (1, 32)):
         q, k = made(rows, heads, 128), made(rows, 8, 128)
         pages, table = made(1_600, 8, 128), integers(rows, 2_048 if heads == 32 else 100, dtype=torch.int32)
         turn = paged_attention.Turn(made(128), made(128), made(rows, 128), made(rows, 128), 1e-6)

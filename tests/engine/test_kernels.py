@@ -129,6 +129,8 @@ def integers(values: list[int]) -> Tensor:
         (64, 4, [1_000]),  # one row: as many splits as there are
         (16, 32, [129, 33]),  # more heads than a block of queries has rows at least
         (16, 4, [3] * 50),  # few splits
+        (16, 4, [40] * 33),  # more rows than go without tensor cores
+        (64, 2, [1, 32, 33, 34, 257, 600]),  # every query head has a key head of its own
     ],
 )
 def test_paged_decode_equals_plain_attention(
@@ -184,7 +186,8 @@ def test_decode_of_raw_heads_is_that_of_normed_and_turned_ones(
 
 
 def test_contexts_are_cut_into_parts_while_that_keeps_the_device_busy() -> None:
-    parts = {rows: paged_attention.splits_of(8 * rows) for rows in (1, 2, 3, 4, 8, 16, 32, 64)}
+    plan = paged_attention.SHORT_DECODE._replace(programs=1_024, least_splits=8)
+    parts = {rows: paged_attention.splits_of(8 * rows, plan) for rows in (1, 2, 3, 4, 8, 16, 32, 64)}
     assert parts == {1: 64, 2: 64, 3: 32, 4: 32, 8: 16, 16: 8, 32: 8, 64: 8}
 
 

@@ -1,0 +1,28 @@
+"""What kernels of attention over pages have in common."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2_E = 1.4426950408889634  # exp(x) = exp2(x log2 e), and exp2 is what the hardware has
+
+# What differs from step to step, and whether it happens to be a multiple of 16: each would be a kernel of its own otherwise, compiled
+# while requests wait.
+varying = triton.jit(
+    do_not_specialize=["table_width", "chunks"],
+    do_not_specialize_on_alignment=["slots_ptr", "table", "lengths", "begins", "counts", "starts"],
+)
+
+
+@triton.jit
+def combine(acc_ptr, m_ptr, total_ptr, out_ptr, head, splits, there, dims, D: tl.constexpr, SPLITS: tl.constexpr):
+    """The splits of one query head become its output."""
+    at = head * SPLITS + splits
+    # Not from the nearest cache: other programs of the same kernel may have written them.
+    m = tl.load(m_ptr + at, mask=there, other=float("-inf"), cache_modifier=".cg")
+    total = tl.load(total_ptr + at, mask=there, other=0.0, cache_modifier=".cg")
+    acc = tl.load(acc_ptr + at[:, None] * D + dims[None, :], mask=there[:, None], other=0.0, cache_modifier=".cg")
+    weights = tl.exp2(m - tl.max(m, 0))
+    out = tl.sum(acc * weights[:, None], 0) / tl.sum(total * weights, 0)
+    tl.store(out_ptr + head * D + dims, out.to(out_ptr.dtype.element_ty))
