@@ -1,0 +1,72 @@
+"""Turns that wait for their pictures.
+
+    wait = pictures.wait(on_end)
+    pictures.came(wait)              # on_end("stop", None)
+    pictures.abort(wait)             # on_end("cancelled", None)
+
+Such a turn may have nothing else in progress. The engine has this as a runner without steps: what waits when it stops ends as
+everything else does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aura_omni.counters import Counters
+from aura_omni.engine.sequence import FinishReason
+from aura_omni.engine.stage_model import Runner
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Wait:
+    """One turn's."""
+
+    on_end: Callable[[FinishReason, Exception | None], None]
+
+
+class Pictures(Runner):
+    """Everything but `counters` is called on the engine thread."""
+
+    flying = busy = awaited = False  # whoever shows pictures posts that, which wakes the engine
+
+    def __init__(self) -> None:
+        self._waits: dict[Wait, None] = {}
+
+    def wait(self, on_end: Callable[[FinishReason, Exception | None], None]) -> Wait:
+        """on_end is called exactly once, later, with "stop", "cancelled" or "error" (and then the error)."""
+        wait = Wait(on_end)
+        self._waits[wait] = None
+        return wait
+
+    def came(self, wait: Wait) -> None:
+        """Nothing happens if the wait is over."""
+        self._end(wait, "stop")
+
+    def abort(self, wait: Wait) -> None:
+        """Nothing happens if the wait is over."""
+        self._end(wait, "cancelled")
+
+    def _end(self, wait: Wait, reason: FinishReason, error: Exception | None = None) -> None:
+        if wait in self._waits:
+            del self._waits[wait]
+            wait.on_end(reason, error)
+
+    # ------------------------------------------------------------ Runner
+
+    def land(self) -> bool:
+        return False
+
+    def launch(self) -> bool:
+        return False
+
+    def abort_all(self, error: Exception) -> None:
+        for wait in list(self._waits):  # one's end may abort another's
+            self._end(wait, "error", error)
+
+    def check_integrity(self) -> None:
+        """There is nothing to lose: a turn that ends ends its wait."""
+
+    @property
+    def counters(self) -> Counters:
+        return Counters(running=0, waiting=len(self._waits), steps=0, prompt_tokens=0, generated_tokens=0)
