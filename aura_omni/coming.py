@@ -4,8 +4,8 @@
     pictures.came(wait)              # on_end("stop", None)
     pictures.abort(wait)             # on_end("cancelled", None)
 
-Such a turn may have nothing else in progress. The engine has this as a runner without steps: what waits when it stops ends as
-everything else does.
+Such a turn may have nothing else in progress. The engine knows this as a bystander: what waits when it stops ends as everything
+else does.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from aura_omni.counters import Counters
 from aura_omni.engine.sequence import FinishReason
-from aura_omni.engine.stage_model import Runner
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,10 +23,8 @@ class Wait:
     on_end: Callable[[FinishReason, Exception | None], None]
 
 
-class Pictures(Runner):
-    """Everything but `counters` is called on the engine thread."""
-
-    flying = busy = awaited = False  # whoever shows pictures posts that, which wakes the engine
+class Pictures:
+    """An `engine.engine.Bystander`. Everything but `waiting` is called on the engine thread."""
 
     def __init__(self) -> None:
         self._waits: dict[Wait, None] = {}
@@ -52,13 +48,12 @@ class Pictures(Runner):
             del self._waits[wait]
             wait.on_end(reason, error)
 
-    # ------------------------------------------------------------ Runner
+    @property
+    def waiting(self) -> int:
+        """How many wait; from any thread."""
+        return len(self._waits)
 
-    def land(self) -> bool:
-        return False
-
-    def launch(self) -> bool:
-        return False
+    # ------------------------------------------------------------ Bystander
 
     def abort_all(self, error: Exception) -> None:
         for wait in list(self._waits):  # one's end may abort another's
@@ -66,7 +61,3 @@ class Pictures(Runner):
 
     def check_integrity(self) -> None:
         """There is nothing to lose: a turn that ends ends its wait."""
-
-    @property
-    def counters(self) -> Counters:
-        return Counters(running=0, waiting=len(self._waits), steps=0, prompt_tokens=0, generated_tokens=0)

@@ -24,8 +24,7 @@ from aura_omni.assembly import PAGE_SIZE, Stages, assemble
 from aura_omni.coming import Pictures
 from aura_omni.config import Config, Options, load_here
 from aura_omni.counters import Counters
-from aura_omni.engine.engine import Engine
-from aura_omni.engine.stage_model import Runner
+from aura_omni.engine.engine import Bystander, Engine
 from aura_omni.errors import BadRequest, ConfigError, PromptTooLong, Unavailable
 from aura_omni.flow import (
     VOICE_RATE,
@@ -68,11 +67,11 @@ class Pipeline(Asking):
         self.parts = stages
         self.stages: tuple[StageName, ...] = tuple(stage.name for stage in config.stages)
         self.served_names = config.served_names
-        runners: dict[str, Runner] = {**stages.runners()}
+        self._pictures = Pictures()
+        bystanders: dict[str, Bystander] = {"pictures": self._pictures}
         if stages.speech is not None:
-            runners["references"] = stages.speech.references
-        runners["pictures"] = self._pictures = Pictures()
-        self.engine = Engine(runners)
+            bystanders["references"] = stages.speech.references
+        self.engine = Engine(stages.runners(), bystanders)
         self._planners = {
             part: _Planner(config, needed, part)
             for part in get_args(TurnPart)

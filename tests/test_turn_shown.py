@@ -75,7 +75,7 @@ def nothing_is_left(pipeline: Pipeline) -> None:
     for name, runner in pipeline.parts.ar_runners.items():
         counters = pipeline.engine.call(lambda runner=runner: runner.counters)
         assert (counters.pages_used, counters.running, counters.waiting) == (0, 0, 0), name
-    assert pipeline._pictures.counters.waiting == 0
+    assert pipeline._pictures.waiting == 0
 
 
 # ---------------------------------------------------------------- the same turn
@@ -162,7 +162,7 @@ def test_what_is_said_is_heard_before_anything_is_seen(pipeline: Pipeline) -> No
     wait_until_all_is_heard(pipeline)
     assert pipeline.parts.ar_runners["asr"].counters.generated_tokens > heard.generated_tokens
     assert pipeline.parts.ar_runners["aura"].counters.steps == thought.steps
-    assert pipeline._pictures.counters.waiting == 1
+    assert pipeline._pictures.waiting == 1
     turn.show(videos)
     assert listener.wait().text
 
@@ -305,7 +305,7 @@ def test_a_pipeline_that_closes_ends_turns_that_wait_for_pictures(request_: Turn
     assert isinstance(listener.end.error, Unavailable)
     turn.show(videos)
     assert len(listener.events) == 1
-    assert pipeline._pictures.counters.waiting == 0
+    assert pipeline._pictures.waiting == 0
 
 
 def test_an_engine_that_fails_ends_turns_that_wait_for_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
