@@ -43,8 +43,8 @@ _NAMES_A_PLACE = re.compile(r"(?!data:)[A-Za-z][A-Za-z0-9+.-]*:", re.IGNORECASE)
 _AT_ONCE = 4  # media read side by side: of the server while they decode, of one request also while they are fetched
 
 
-def _decoders() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="decode")
+def _threads(name: str) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_AT_ONCE, thread_name_prefix=name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +63,13 @@ class MediaReader:
     """What messages point at, as flow data. One for the server: its threads are the only ones that decode.
 
     most: how many "audio", "image" and "video" parts one request may have.
-    hearers: decode sounds, which never wait for pictures: a turn begins when its sounds are there.
+    hearers: decode the sounds of messages; a turn begins when they are there, so they do not wait for anybody's pictures.
     """
 
     policy: MediaPolicy
     most: Mapping[str, int] = field(default_factory=lambda: dict(DEFAULT_PARTS))
-    decoders: ThreadPoolExecutor = field(default_factory=_decoders)
-    hearers: ThreadPoolExecutor = field(default_factory=_decoders)
+    decoders: ThreadPoolExecutor = field(default_factory=partial(_threads, "decode"))
+    hearers: ThreadPoolExecutor = field(default_factory=partial(_threads, "hear"))
 
     @asynccontextmanager
     async def reading(self, messages: Sequence[ChatMessage], *, budget: Budget) -> AsyncIterator[Read]:
@@ -78,12 +78,7 @@ class MediaReader:
         The block begins as soon as all sounds are there or, without any, all pictures. Raises AuraError naming
         messages[i].content[j], as does waiting for pictures.
         """
-        roles = [_ROLES[message.role] for message in messages]
-        if roles[-1] != "user":
-            raise BadRequest(
-                f"the last message is from {roles[-1]!r}; a turn answers the user, so end with a user message",
-                param=f"messages[{len(messages) - 1}].role",
-            )
+        roles = _roles(messages)
         contents = [_content(message, index) for index, message in enumerate(messages)]
         self._count(contents)
         turn = asyncio.Semaphore(_AT_ONCE)  # so that few files as sent are held, and the others only as decoded
@@ -166,6 +161,16 @@ class MediaReader:
 
 async def _in(pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(pool, work)
+
+
+def _roles(messages: Sequence[ChatMessage]) -> list[Role]:
+    roles = [_ROLES[message.role] for message in messages]
+    if roles[-1] != "user":
+        raise BadRequest(
+            f"the last message is from {roles[-1]!r}; a turn answers the user, so end with a user message",
+            param=f"messages[{len(messages) - 1}].role",
+        )
+    return roles
 
 
 def _content(message: ChatMessage, index: int) -> list[ContentPart]:

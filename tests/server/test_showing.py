@@ -157,12 +157,13 @@ def test_no_sound_waits_for_the_pictures_of_others(seeing: Gate, beside: Any) ->
         assert {asked.result(WAIT_S).status_code for asked in (*silent, *spoken)} == {200}
 
 
-def test_sounds_of_a_request_are_begun_before_its_pictures(hearing: Gate, beside: Any) -> None:
+def test_sounds_of_a_request_are_begun_before_its_pictures(seeing: Gate, beside: Any) -> None:
+    """Few media of one request are read side by side."""
     pipeline = FakePipeline()
     with serving(pipeline) as url:
-        asked = beside(url, [*[PICTURE] * 8, SOUND])
-        hearing.wait()
-        hearing.open()
+        asked = beside(url, [*[FILM] * 8, SOUND])
+        wait_for_turn(pipeline)
+        seeing.open()
         assert asked.result(WAIT_S).status_code == 200
 
 
