@@ -169,7 +169,7 @@ def test_what_is_said_is_heard_before_anything_is_seen(pipeline: Pipeline) -> No
 
 @pytest.mark.parametrize("last", ["the pictures", "the first id"])
 def test_aura_reads_ahead_as_soon_as_asr_writes_and_all_is_shown(read: list[int], last: str) -> None:
-    writes = WORDS | {"asr": {"min_tokens": 60, "max_tokens": 60}}
+    writes = WORDS | {"asr": {"min_tokens": 120, "max_tokens": 120}}
     with ahead() as pipeline:
         before = pipeline.parts.ar_runners["asr"].counters.generated_tokens
         turn, videos, listener = begin(pipeline, spoken(speak=False, sampling=writes))
