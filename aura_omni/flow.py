@@ -279,6 +279,11 @@ class TurnRequest:
     playback: Playback = Playback()
     sampling: Mapping[StageName, Mapping[str, Any]] = field(default_factory=dict)
 
+    @property
+    def coming(self) -> int:
+        """How many pictures are."""
+        return sum(isinstance(part, Coming) for message in self.messages for part in message.parts)
+
 
 # ---------------------------------------------------------------- what comes out
 

@@ -46,7 +46,7 @@ from aura_omni.flow import (
 )
 from aura_omni.media.audio import resample
 from aura_omni.media.level import may_be_speech
-from aura_omni.plan import Draft, Listening, Plan, Seen, text_of, waits_for, with_pictures, with_transcripts
+from aura_omni.plan import Draft, Listening, Plan, Seen, text_of, with_pictures, with_transcripts
 from aura_omni.reading import Reading
 from aura_omni.stages.aura import SAMPLING
 from aura_omni.stages.aura_prompt import AuraPrompt
@@ -225,8 +225,7 @@ class _Planner:
         for name in self.parts.ar_runners:
             self._check_sampling(name, sampling[name])
         speaking = self._speaking(request)
-        all_there = not waits_for(request.messages)
-        prompt = self._prompt(request, request.messages, sampling) if all_there else None
+        prompt = None if request.coming else self._prompt(request, request.messages, sampling)
         body = self._body(request, speaking)
         text_tokens = 0 if speaking is None else self._check_speech(request, speaking, body, sampling["talker"])
         reference = None
@@ -239,7 +238,7 @@ class _Planner:
             sampling=sampling,
             hearing=hearing,
             at_once=self.config.stage("asr").max_num_seqs if self.parts.asr is not None else 0,
-            seen=self._seen(request.messages, hearing, prompt) if all_there else None,
+            seen=None if request.coming else self._seen(request.messages, hearing, prompt),
             speaking=speaking,
             reference=reference,
             normalize=self._normalizes(request),
@@ -249,7 +248,7 @@ class _Planner:
 
     def see(self, plan: Plan, videos: Sequence[Video]) -> Seen:
         """What a plan lacks whose pictures were still to come. Raises whatever can be refused of them."""
-        messages = with_pictures(plan.request.messages, videos)
+        messages = with_pictures(plan.request, videos)
         return self._seen(messages, plan.hearing, self._prompt(plan.request, messages, plan.sampling))
 
     def _sampling(self, name: StageName, wanted: Mapping[str, Any]) -> Sampling:

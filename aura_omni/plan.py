@@ -73,23 +73,18 @@ def text_of(message: Message) -> str:
     return "\n".join(part.text for part in message.parts if isinstance(part, Text))
 
 
-def waits_for(messages: tuple[Message, ...]) -> int:
-    """How many pictures are still to come."""
-    return sum(isinstance(part, Coming) for message in messages for part in message.parts)
-
-
-def with_pictures(messages: tuple[Message, ...], videos: Sequence[Video]) -> tuple[Message, ...]:
-    """Each Coming part replaced by its picture. Raises BadRequest for more or fewer pictures than are still to come."""
-    if len(videos) != waits_for(messages):
+def with_pictures(request: TurnRequest, videos: Sequence[Video]) -> tuple[Message, ...]:
+    """Messages with each Coming part replaced by its picture. Raises BadRequest for more or fewer pictures than are Coming."""
+    if len(videos) != request.coming:
         raise BadRequest(
-            f"{len(videos)} pictures are shown to a turn that waits for {waits_for(messages)}", param="messages"
+            f"{len(videos)} pictures are shown to a turn that waits for {request.coming}", param="messages"
         )
     shown = iter(videos)
 
     def parts(message: Message) -> Iterator[Part]:
         return (next(shown) if isinstance(part, Coming) else part for part in message.parts)
 
-    return tuple(replace(message, parts=tuple(parts(message))) for message in messages)
+    return tuple(replace(message, parts=tuple(parts(message))) for message in request.messages)
 
 
 def with_transcripts(messages: tuple[Message, ...], transcripts: list[Transcript] | None) -> tuple[Message, ...]:

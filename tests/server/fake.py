@@ -160,8 +160,7 @@ class FakePipeline:
             self.requests.append(request)
             self.turns.append(turn)
             self.talker_calls += request.speak
-        coming = any(isinstance(part, Coming) for message in request.messages for part in message.parts)
-        events = turn.once_shown() if coming else self._begun(request)
+        events = turn.once_shown() if request.coming else self._begun(request)
         threading.Thread(target=self._play, args=(turn, events, sink), daemon=True).start()
         return turn
 
