@@ -100,6 +100,8 @@ class _Asked:
     """A turn that has begun, and its events."""
 
     def __init__(self, asking: Asking, request: TurnRequest) -> None:
+        if request.coming:
+            raise BadRequest("pictures are Coming that nobody shows to this turn; give them with it", param="messages")
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()  # the budgets of the turn bound what it can hold
         self._ended = False
         self._turn = asking.submit(request, self._events.put)

@@ -57,7 +57,7 @@ class Speech:
 
     predictor  sampling of the code predictor, the deploy file's changes applied
     encode     a reference's samples float32 [n] at VOICE_RATE -> codes int64 [T, 16]; not on the engine thread, as it takes long
-    references what is built with it; the engine's last runner
+    references what is built with it
     """
 
     talker: TalkerStage

@@ -81,7 +81,12 @@ class Video:
     still: bool = False
 
 
-Part = Text | Audio | Video
+@dataclass(frozen=True, slots=True)
+class Coming:
+    """The place of a Video that is still being decoded: the turn begins without it and gets it by `Turn.show`."""
+
+
+Part = Text | Audio | Video | Coming
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +268,7 @@ class TurnRequest:
     sampling holds, for each stage, only the fields that the request sets; they are merged over the deploy file's.
     part: all stages that the server has ("turn"), or only those that speak the last message's text ("speech") or write down
     what is heard in it ("transcript"): then the turn is as on a server that has no other stages.
+    messages: those of a "turn" may have Coming parts.
     """
 
     messages: tuple[Message, ...]
@@ -272,6 +278,11 @@ class TurnRequest:
     voice: Voice = Voice()
     playback: Playback = Playback()
     sampling: Mapping[StageName, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def coming(self) -> int:
+        """How many pictures are."""
+        return sum(isinstance(part, Coming) for message in self.messages for part in message.parts)
 
 
 # ---------------------------------------------------------------- what comes out

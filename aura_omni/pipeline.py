@@ -2,6 +2,7 @@
 
     pipeline = Pipeline.load(config)
     turn = pipeline.submit(request, sink)     # any thread; what can be refused is refused here, before the engine
+    turn.show(videos)                         # any thread: the pictures that the request says are Coming
     turn.cancel()                             # any thread, any time
     pipeline.prepare(messages)                # what turns to come will begin with: `reading`
 
@@ -15,18 +16,20 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any, get_args
 
 from aura_omni.asking import Asking
 from aura_omni.assembly import PAGE_SIZE, Stages, assemble
+from aura_omni.coming import Pictures
 from aura_omni.config import Config, Options, load_here
 from aura_omni.counters import Counters
-from aura_omni.engine.engine import Engine
-from aura_omni.engine.stage_model import Runner
+from aura_omni.engine.engine import Bystander, Engine
 from aura_omni.errors import BadRequest, ConfigError, PromptTooLong, Unavailable
 from aura_omni.flow import (
     VOICE_RATE,
     Audio,
+    Coming,
     Message,
     Report,
     Sampling,
@@ -43,7 +46,7 @@ from aura_omni.flow import (
 )
 from aura_omni.media.audio import resample
 from aura_omni.media.level import may_be_speech
-from aura_omni.plan import Draft, Listening, Plan, text_of, with_transcripts
+from aura_omni.plan import Draft, Listening, Plan, Seen, text_of, with_pictures, with_transcripts
 from aura_omni.reading import Reading
 from aura_omni.stages.aura import SAMPLING
 from aura_omni.stages.aura_prompt import AuraPrompt
@@ -64,10 +67,11 @@ class Pipeline(Asking):
         self.parts = stages
         self.stages: tuple[StageName, ...] = tuple(stage.name for stage in config.stages)
         self.served_names = config.served_names
-        runners: dict[str, Runner] = {**stages.runners()}
+        self._pictures = Pictures()
+        bystanders: dict[str, Bystander] = {"pictures": self._pictures}
         if stages.speech is not None:
-            runners["references"] = stages.speech.references
-        self.engine = Engine(runners)
+            bystanders["references"] = stages.speech.references
+        self.engine = Engine(stages.runners(), bystanders)
         self._planners = {
             part: _Planner(config, needed, part)
             for part in get_args(TurnPart)
@@ -124,6 +128,7 @@ class Pipeline(Asking):
     def submit(self, request: TurnRequest, sink: Sink) -> Turn:
         """Check and prepare on this thread (long recordings and references cost up to 100 ms), then hand over.
 
+        What is said is heard while pictures are still Coming; whatever needs them is checked and prepared by `Turn.show`.
         Raises BadRequest and its kin (BadMedia, BadVoice, PromptTooLong), or Unavailable. Then sink is never called.
         """
         if not self.ready:
@@ -139,6 +144,8 @@ class Pipeline(Asking):
             sink,
             engine=self.engine,
             parts=planner.parts,
+            pictures=self._pictures,
+            see=partial(planner.see, plan),
             chunks=self.config.audio_chunks,
             limits=self.config.speech,
         )
@@ -157,8 +164,10 @@ class Pipeline(Asking):
         aura = self.parts.aura
         if aura is None:
             raise BadRequest(f"this server reads no messages (pipeline {self.config.pipeline})", param="messages")
-        if any(isinstance(part, Audio) for message in messages for part in message.parts):
-            raise BadRequest("what was said must be text before it can be read", param="messages")
+        if any(isinstance(part, Audio | Coming) for message in messages for part in message.parts):
+            raise BadRequest(
+                "what was said must be text, and what is shown be there, before it can be read", param="messages"
+            )
         runner = self.parts.ar_runners["aura"]
         prompt = aura.prompt((*messages, Message("user", ())), system_prompt=system_prompt)
         runner.check(len(prompt.tokens), SAMPLING)
@@ -216,12 +225,7 @@ class _Planner:
         for name in self.parts.ar_runners:
             self._check_sampling(name, sampling[name])
         speaking = self._speaking(request)
-        prompt = None
-        if self.parts.aura is not None:
-            # Refuses impossible frames and a prompt that is too long even before anything was heard.
-            messages = with_transcripts(request.messages, None)
-            prompt = self.parts.aura.prompt(messages, system_prompt=request.system_prompt)
-            self.parts.ar_runners["aura"].check(len(prompt.tokens), sampling["aura"])
+        prompt = None if request.coming else self._prompt(request, request.messages, sampling)
         body = self._body(request, speaking)
         text_tokens = 0 if speaking is None else self._check_speech(request, speaking, body, sampling["talker"])
         reference = None
@@ -234,14 +238,18 @@ class _Planner:
             sampling=sampling,
             hearing=hearing,
             at_once=self.config.stage("asr").max_num_seqs if self.parts.asr is not None else 0,
-            prompt=prompt,
-            draft=None if prompt is None else self._draft(request, hearing, prompt),
+            seen=None if request.coming else self._seen(request.messages, hearing, prompt),
             speaking=speaking,
             reference=reference,
             normalize=self._normalizes(request),
             body=body,
             text_tokens=text_tokens,
         )
+
+    def see(self, plan: Plan, videos: Sequence[Video]) -> Seen:
+        """What a plan lacks whose pictures were still to come. Raises whatever can be refused of them."""
+        messages = with_pictures(plan.request, videos)
+        return self._seen(messages, plan.hearing, self._prompt(plan.request, messages, plan.sampling))
 
     def _sampling(self, name: StageName, wanted: Mapping[str, Any]) -> Sampling:
         """Request over deploy file over checkpoint. What a stage cannot do without (its stop ids) it adds itself."""
@@ -261,7 +269,7 @@ class _Planner:
         parts = [part for message in messages for part in message.parts]
         if self.parts.asr is None and any(isinstance(part, Audio) for part in parts):
             raise BadRequest(f"this server speaks but does not listen ({self._named}); send text", param="messages")
-        if self.parts.aura is None and any(isinstance(part, Video) for part in parts):
+        if self.parts.aura is None and any(isinstance(part, Video | Coming) for part in parts):
             raise BadRequest(f"this server does not see ({self._named}); send no image or video", param="messages")
         transcribes = self.parts.aura is None and self.parts.speech is None
         if transcribes and not any(isinstance(part, Audio) for part in messages[-1].parts):
@@ -314,14 +322,29 @@ class _Planner:
             for clip in clips
         )
 
+    def _prompt(
+        self, request: TurnRequest, messages: tuple[Message, ...], sampling: Mapping[StageName, Sampling]
+    ) -> AuraPrompt | None:
+        """AURA's before anything was heard. Refuses impossible frames, and a prompt that is too long even so."""
+        if self.parts.aura is None:
+            return None
+        prompt = self.parts.aura.prompt(with_transcripts(messages, None), system_prompt=request.system_prompt)
+        self.parts.ar_runners["aura"].check(len(prompt.tokens), sampling["aura"])
+        return prompt
+
+    def _seen(
+        self, messages: tuple[Message, ...], hearing: tuple[tuple[Listening, ...], ...], prompt: AuraPrompt | None
+    ) -> Seen:
+        return Seen(messages, prompt, None if prompt is None else self._draft(messages, hearing, prompt))
+
     def _draft(
-        self, request: TurnRequest, hearing: tuple[tuple[Listening, ...], ...], prompt: AuraPrompt
+        self, messages: tuple[Message, ...], hearing: tuple[tuple[Listening, ...], ...], prompt: AuraPrompt
     ) -> Draft | None:
         """Worth it where stages compute side by side and what precedes the first transcript fills a page."""
         if not self.parts.ahead:
             return None
         clips = iter(hearing)
-        for message, known in zip(request.messages, prompt.before_text, strict=True):
+        for message, known in zip(messages, prompt.before_text, strict=True):
             if any(next(clips) for part in message.parts if isinstance(part, Audio)):
                 return Draft(prompt, known) if known >= PAGE_SIZE else None
         return None

@@ -1,7 +1,7 @@
 """One request through the stages: what runs after what.
 
-Knows the loaded stages and the engine's runners, and only what `pipeline` has checked. All of it but `cancel` runs on the
-engine thread. Whatever a Turn holds in the engine (pages, slots, states) is free before its Ended is sent.
+Knows the loaded stages and the engine's runners, and only what `pipeline` has checked. All of it but `show` and `cancel` runs on
+the engine thread. Whatever a Turn holds in the engine (pages, slots, states) is free before its Ended is sent.
 """
 
 from __future__ import annotations
@@ -9,17 +9,19 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
 from aura_omni.assembly import Stages
+from aura_omni.coming import Pictures, Wait
 from aura_omni.config import AudioChunks, SpeechConfig
 from aura_omni.engine.engine import Engine
 from aura_omni.engine.sequence import FinishReason, Sequence
 from aura_omni.errors import Overloaded, Unavailable
-from aura_omni.flow import TextDelta, Transcript
-from aura_omni.plan import Plan, text_of, with_transcripts
+from aura_omni.flow import TextDelta, Transcript, Video
+from aura_omni.plan import Draft, Plan, Seen, text_of, with_transcripts
 from aura_omni.speaking import Speaker
 from aura_omni.stages.aura import AuraStage
 from aura_omni.stages.silent import speakable
@@ -30,18 +32,31 @@ log = logging.getLogger(__name__)
 
 
 class Turn:
-    """One request through the stages. `cancel` may be called from any thread; all else runs on the engine thread."""
+    """One request through the stages. `show` and `cancel` may be called from any thread; all else runs on the engine thread."""
 
     def __init__(
-        self, plan: Plan, sink: Sink, *, engine: Engine, parts: Stages, chunks: AudioChunks, limits: SpeechConfig
+        self,
+        plan: Plan,
+        sink: Sink,
+        *,
+        engine: Engine,
+        parts: Stages,
+        pictures: Pictures,
+        see: Callable[[Seq[Video]], Seen],
+        chunks: AudioChunks,
+        limits: SpeechConfig,
     ) -> None:
+        """see: completes a plan whose pictures are still to come, on any thread."""
         self._plan, self._engine, self._parts = plan, engine, parts
         self._work = Work(sink, parts.ar_runners, after=engine.after_launches if parts.ahead else None)
         self._speaker = Speaker(plan, self._work, parts.speech, post=engine.post, chunks=chunks, limits=limits)
         self._unheard = deque((clip, part) for clip, parts in enumerate(plan.hearing) for part in range(len(parts)))
         self._heard: list[list[Transcript]] = [[Transcript("")] * len(parts) for parts in plan.hearing]
+        self._seen, self._see = plan.seen, see if plan.seen is None else None
+        self._pictures = pictures
+        self._wait: Wait | None = None  # for them
+        self._writes = False  # ASR has written something
         self._thinking: Sequence | None = None
-        self._reads_ahead = plan.draft is not None  # AURA, as soon as ASR writes
         self._known: set[tuple[int, int]] = set()  # clip and part of the transcripts that are there
         self._text = ""
         self._nothing_chosen = False  # a budget or a stop string, not silence, left nothing to hear
@@ -51,10 +66,57 @@ class Turn:
         with suppress(Unavailable):  # then the engine has ended every Turn already
             self._engine.post(lambda: self._work.finish("cancelled"))
 
+    def show(self, videos: Seq[Video]) -> None:
+        """The pictures that are Coming, in their order, once: checked and prepared on this thread, then handed over.
+
+        Raises what `Pipeline.submit` would have raised for them; then the turn is cancelled. Does nothing after the end, which
+        its Ended has told.
+        """
+        see, self._see = self._see, None
+        try:
+            assert see is not None, "a turn that waits for no pictures is shown some"
+            if not self._work.over:
+                seen = see(videos)
+                with suppress(Unavailable):  # then the engine has ended every Turn already
+                    self._engine.post(lambda: self._work.guard(lambda: self._shown(seen)))
+        except Exception:
+            self.cancel()
+            raise
+
     # ------------------------------------------------------------ the order of the stages
 
     def begin(self) -> None:
+        if self._seen is None:
+            self._wait_for_pictures()
         self._work.guard(self._listen)
+
+    def _wait_for_pictures(self) -> None:
+        def ended(reason: FinishReason, error: Exception | None) -> None:
+            self._work.ended(wait, reason, error, lambda _: self._go_on())
+
+        wait = self._wait = self._pictures.wait(ended)
+        self._work.watch(wait, lambda: self._pictures.abort(wait))
+
+    def _shown(self, seen: Seen) -> None:
+        if self._work.over:
+            return
+        assert self._wait is not None
+        self._seen = seen
+        self._pictures.came(self._wait)
+
+    def _go_on(self) -> None:
+        """With AURA, as far as what is heard and seen allows."""
+        if self._seen is None:
+            return
+        if not self._listening:
+            self._think(self._seen, self._transcripts())
+        elif self._writes and self._draft is not None:
+            self._think_ahead()
+
+    @property
+    def _draft(self) -> Draft | None:
+        """What AURA may read as soon as ASR writes."""
+        return None if self._seen is None else self._seen.draft
 
     def _listen(self) -> None:
         """Every part of every clip to a transcript, a few at a time; then on."""
@@ -67,12 +129,12 @@ class Turn:
                 break  # others fill the stage: the next end of one of ours makes room
             self._unheard.popleft()
         if not self._listening:
-            self._think(self._transcripts())
+            self._go_on()
 
     @property
     def _listening(self) -> int:
         """Parts that are in ASR, as long as no transcripts are there."""
-        return self._work.running - (self._thinking is not None)
+        return self._work.running - (self._thinking is not None) - (self._seen is None)
 
     def _listen_to(self, clip: int, part: int) -> None:
         asr, listening = self._parts.asr, self._plan.hearing[clip][part]
@@ -93,11 +155,12 @@ class Turn:
 
         def hear(token: int) -> None:
             ids.append(token)
-            if self._reads_ahead:
-                self._reads_ahead = False
-                with suppress(Unavailable):
-                    # In the next pass of the engine's loop: ASR, which somebody waits for, has launched its next steps by then.
-                    self._engine.post(lambda: self._work.guard(self._think_ahead))
+            if not self._writes:
+                self._writes = True
+                if self._draft is not None:
+                    with suppress(Unavailable):
+                        # In the next pass of the engine's loop: ASR, which somebody waits for, has launched its next steps by then.
+                        self._engine.post(lambda: self._work.guard(self._think_ahead))
 
         build = partial(asr.sequence, listening.prompt, listening.sampling)
         self._work.run("asr", build, on_output=hear, then=heard)
@@ -135,16 +198,16 @@ class Turn:
 
     def _think_ahead(self) -> None:
         """Let AURA read what will precede the first transcript, where that keeps nobody else out."""
-        aura, draft = self._parts.aura, self._plan.draft
+        aura, draft = self._parts.aura, self._draft
         assert aura is not None
         assert draft is not None
         if self._thinking is None and not self._work.over and self._parts.ar_runners["aura"].spare:
             self._thinking = self._answer(aura, partial(aura.sequence, draft.prompt, known=draft.known))
 
-    def _think(self, transcripts: list[Transcript]) -> None:
+    def _think(self, seen: Seen, transcripts: list[Transcript]) -> None:
         """What was heard, written and shown to an answer, or to silence."""
         request, aura = self._plan.request, self._parts.aura
-        messages = with_transcripts(request.messages, transcripts)
+        messages = with_transcripts(seen.messages, transcripts)
         if aura is None:
             self._tell(transcripts)
             self._echo(transcripts)
@@ -154,7 +217,7 @@ class Turn:
             self._work.finish(self._work.text_reason if self._nothing_chosen else "silent")
             return
         sampling = self._plan.sampling["aura"]
-        prompt = self._plan.prompt
+        prompt = seen.prompt
         if prompt is None or any(transcript.text for transcript in transcripts):
             prompt = aura.prompt(messages, system_prompt=request.system_prompt)
         self._speaker.follow(text_of(messages[-1]))

@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from aura_omni.coming import Wait
 from aura_omni.engine.runner import ArRunner
 from aura_omni.engine.sequence import FinishReason, Sequence
 from aura_omni.errors import AuraError, EngineError
@@ -20,7 +21,7 @@ from aura_omni.stages.vocoder import Stream
 log = logging.getLogger(__name__)
 
 Sink = Callable[[Event], None]
-_Job = Sequence | Stream | Asked
+_Job = Sequence | Stream | Asked | Wait
 
 
 class Work:

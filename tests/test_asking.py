@@ -13,7 +13,7 @@ import pytest
 
 import aura_omni
 from aura_omni.errors import BadMedia, BadRequest, TooLarge
-from aura_omni.flow import FRAME_SAMPLES, Audio, AudioChunk, Ended, Message, Text, TextDelta, Transcript, Voice
+from aura_omni.flow import FRAME_SAMPLES, Audio, AudioChunk, Coming, Ended, Message, Text, TextDelta, Transcript, Voice
 from aura_omni.media.audio import decode_audio
 from aura_omni.media.encoder import encode
 from aura_omni.pipeline import Pipeline
@@ -95,6 +95,11 @@ def test_an_interrupted_wait_has_freed_its_turn(pipeline, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         events.throw(KeyboardInterrupt)
     assert pipeline.parts.speech.vocoder.slots_used == 0
+
+
+def test_a_turn_that_nobody_could_show_its_pictures_is_refused(pipeline):
+    with pytest.raises(BadRequest, match="Coming"):
+        list(pipeline.events(spoken(recording(), Coming())))
 
 
 def test_threads_ask_together_and_get_their_own(pipeline):

@@ -34,12 +34,14 @@ BELOW = {
     "rehearsal": {"assembly"} | LEAVES,
     "compiling": {"errors", "config"},
     "plan": {"stages"} | LEAVES,
-    "work": {"stages", "engine"} | LEAVES,
+    "coming": {"engine"} | LEAVES,
+    "work": {"coming", "stages", "engine"} | LEAVES,
     "speaking": {"plan", "work", "assembly", "stages", "engine"} | LEAVES,
     "reading": {"stages", "engine"} | LEAVES,
-    "turn": {"plan", "work", "speaking", "assembly", "stages", "engine"} | LEAVES,
+    "turn": {"plan", "coming", "work", "speaking", "assembly", "stages", "engine"} | LEAVES,
     "warm_up": {"errors", "flow", "media"},
-    "pipeline": {"asking", "plan", "work", "reading", "turn", "warm_up", "assembly", "stages", "engine"} | LEAVES,
+    "pipeline": {"asking", "plan", "coming", "work", "reading", "turn", "warm_up", "assembly", "stages", "engine"}
+    | LEAVES,
     "engine_process": {
         "pipeline",
         "errors",

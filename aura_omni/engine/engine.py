@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Literal, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from aura_omni.engine.stage_model import Runner
 from aura_omni.errors import AuraError, EngineError, Unavailable
@@ -29,10 +29,23 @@ LOOK_AGAIN_S = 20e-6  # while the device computes; the system's timer makes it s
 _Phase = Literal["new", "running", "closing", "ended"]
 
 
+class Bystander(Protocol):
+    """What has no steps, and so no part in the loop, but requests that end with the engine. Engine thread."""
+
+    def abort_all(self, error: Exception) -> None:
+        """End every request with reason "error"."""
+        ...
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if anything is lost or left over."""
+        ...
+
+
 class Engine:
-    def __init__(self, runners: Mapping[str, Runner]) -> None:
+    def __init__(self, runners: Mapping[str, Runner], bystanders: Mapping[str, Bystander] | None = None) -> None:
         """runners: in order of urgency. Each pass of the loop lets every runner launch, so none of them starves."""
         self._runners = dict(runners)
+        self._ending: dict[str, Runner | Bystander] = {**runners, **(bystanders or {})}
         self._by_urgency = tuple(runners.values())
         self._inbox: deque[Callable[[], None]] = deque()
         self._late: deque[Callable[[], None]] = deque()
@@ -126,9 +139,9 @@ class Engine:
         return self.post(function).result()
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if any runner has lost or left over something. From any thread, waits for the loop."""
-        for runner in self._runners.values():
-            self.call(runner.check_integrity)
+        """Raise AssertionError if anything is lost or left over anywhere. From any thread, waits for the loop."""
+        for one in self._ending.values():
+            self.call(one.check_integrity)
 
     def _run(self) -> None:
         try:
@@ -179,9 +192,9 @@ class Engine:
         with self._wake:
             self._phase = "ended"  # from here on nothing is posted
         self._drain()
-        for name, runner in self._runners.items():
+        for name, one in self._ending.items():
             try:
-                runner.abort_all(self._failure or Unavailable("the server is stopping"))
+                one.abort_all(self._failure or Unavailable("the server is stopping"))
             except Exception:
                 # The others' requests must end too.
-                logger.exception("the requests of stage %s could not be ended", name)
+                logger.exception("the requests of %s could not be ended", name)

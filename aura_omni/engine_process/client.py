@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -35,13 +35,15 @@ from aura_omni.engine_process.messages import (
     NotLoaded,
     Refused,
     Reported,
+    Show,
+    Shown,
     Start,
     Stopped,
     Submit,
 )
 from aura_omni.engine_process.wire import Link, Outbox
 from aura_omni.errors import AuraError, EngineError, Unavailable
-from aura_omni.flow import Ended, Event, Report, StageName, StagePhase, TurnRequest, VoiceTask
+from aura_omni.flow import Ended, Event, Report, StageName, StagePhase, TurnRequest, Video, VoiceTask
 
 log = logging.getLogger(__name__)
 
@@ -51,11 +53,16 @@ _COUNTERS_S = 2.0  # until the last counters that came are good enough
 
 @dataclass(slots=True, eq=False)
 class _Submitted:
-    """Kept until it was both taken and has ended, in whatever order."""
+    """Kept until it was taken, has ended, and nobody waits for an answer to what it was shown, in whatever order."""
 
     sink: Callable[[Event], None]
     taken: Future[None] = field(default_factory=Future)  # result, or why it was refused
+    shown: Future[None] | None = None  # likewise
     ended: bool = False
+
+    @property
+    def over(self) -> bool:
+        return self.ended and self.taken.done() and (self.shown is None or self.shown.done())
 
     def tell(self, event: Event) -> None:
         try:
@@ -69,6 +76,9 @@ class _Submitted:
 class _Turn:
     number: int
     of: PipelineProcess
+
+    def show(self, videos: Sequence[Video]) -> None:
+        self.of.show(self.number, videos)
 
     def cancel(self) -> None:
         self.of.cancel(self.number)
@@ -86,7 +96,8 @@ class PipelineProcess:
         self._reason = "the engine's process is not loaded"  # empty: ready
         self._report: Report = lambda stage, phase: None
         self._loaded: Future[Loaded] = Future()
-        self._lock = threading.Lock()  # once the process is lost, nothing is added to the two
+        # Once the process is lost, nothing is added to the two; and nothing is shown to a turn that is being forgotten.
+        self._lock = threading.Lock()
         self._lost = False
         self._turns: dict[int, _Submitted] = {}  # otherwise touched by the reading thread alone
         self._counts: dict[int, Future[Mapping[StageName, Counters]]] = {}
@@ -187,6 +198,21 @@ class PipelineProcess:
             del submitted  # a refusal knows this frame: it would keep itself, and the request's media, until some day they are looked for
         return _Turn(number, self)
 
+    def show(self, number: int, videos: Sequence[Video]) -> None:
+        """As `Turn.show` of the pipeline."""
+        shown: Future[None] = Future()
+        with self._lock:
+            submitted = self._turns.get(number)
+            if submitted is None or self._lost:
+                return  # it has ended, or is being ended
+            assert submitted.shown is None, "pictures are shown to a turn once"
+            submitted.shown = shown
+        self._outbox.put(Show(number, tuple(videos)))
+        try:
+            shown.result()
+        finally:
+            del shown, submitted  # as in `submit`
+
     def cancel(self, number: int) -> None:
         """End a turn, from any thread; nothing is said of one that has ended."""
         if number in self._turns:
@@ -232,6 +258,14 @@ class PipelineProcess:
                 self._forget_if_over(number)
             case Refused(number, error):
                 self._turns.pop(number).taken.set_exception(error)
+            case Shown(number, error):
+                shown = self._turns[number].shown
+                assert shown is not None
+                if error is None:
+                    shown.set_result(None)
+                else:
+                    shown.set_exception(error)
+                self._forget_if_over(number)
             case Counted(number, counters):
                 self._counts.pop(number).set_result(counters)
             case Reported(stage, phase):
@@ -254,9 +288,9 @@ class PipelineProcess:
             self._forget_if_over(number)
 
     def _forget_if_over(self, number: int) -> None:
-        submitted = self._turns[number]
-        if submitted.ended and submitted.taken.done():
-            del self._turns[number]
+        with self._lock:
+            if self._turns[number].over:
+                del self._turns[number]
 
     def _end(self) -> None:
         """The process says nothing more."""
@@ -274,8 +308,11 @@ class PipelineProcess:
         for submitted in self._turns.values():
             if not submitted.taken.done():
                 submitted.taken.set_exception(error)
-            elif not submitted.ended:
+                continue
+            if not submitted.ended:
                 submitted.tell(Ended("error", error=error))
+            if submitted.shown is not None and not submitted.shown.done():
+                submitted.shown.set_result(None)  # the end has been told
         self._turns.clear()
         for answer in self._counts.values():
             answer.set_exception(error)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from aura_omni.config import Config
 from aura_omni.counters import Counters
 from aura_omni.errors import AuraError
-from aura_omni.flow import Event, StageName, StagePhase, TurnRequest, VoiceTask
+from aura_omni.flow import Event, StageName, StagePhase, TurnRequest, Video, VoiceTask
 
 # The server hears them and tells; a terminal, or whoever stops a service, sends them to both processes.
 SERVERS_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -31,6 +31,14 @@ class Submit:
 
     turn: int
     request: TurnRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Show:
+    """The pictures of an accepted turn that are Coming. Answered by Shown."""
+
+    turn: int
+    videos: tuple[Video, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +97,14 @@ class Refused:
 
     turn: int
     error: AuraError
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """error: why the pictures are refused; then the turn is cancelled, which its Ended tells, before or after."""
+
+    turn: int
+    error: AuraError | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Protocol
 
 from aura_omni.counters import Counters
@@ -30,13 +31,15 @@ from aura_omni.engine_process.messages import (
     NotLoaded,
     Refused,
     Reported,
+    Show,
+    Shown,
     Start,
     Stopped,
     Submit,
 )
 from aura_omni.engine_process.wire import Link, Outbox
 from aura_omni.errors import AuraError
-from aura_omni.flow import Audio, Ended, Event, Report, StageName, Text, TurnRequest, VoiceTask
+from aura_omni.flow import Audio, Ended, Event, Report, StageName, Text, TurnRequest, Video, VoiceTask
 from aura_omni.interpreter import settled, shared_fairly
 
 log = logging.getLogger(__name__)
@@ -47,6 +50,7 @@ LONG_SOUND_S, LONG_TEXT = 60.0, 20_000
 
 
 class Turn(Protocol):
+    def show(self, videos: Sequence[Video]) -> None: ...
     def cancel(self) -> None: ...
 
 
@@ -68,6 +72,14 @@ class Pipeline(Protocol):
     def submit(self, request: TurnRequest, sink: Callable[[Event], None]) -> Turn: ...
     def wait_until_stopped(self) -> None: ...
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Going:
+    """A turn that has not ended, and who prepares it."""
+
+    turn: Turn
+    planner: ThreadPoolExecutor
 
 
 def main() -> None:
@@ -98,7 +110,7 @@ class Worker:
         self._pipeline: Pipeline | None = None
         # Of messages and (turn, event); so the engine never waits for the server to read.
         self._outbox = Outbox(link, _together)
-        self._turns: dict[int, Turn] = {}  # that have not ended
+        self._turns: dict[int, _Going] = {}
         self._lock = threading.Lock()  # guards them
         self._planner = ThreadPoolExecutor(1, thread_name_prefix="plan")
         self._long_planner = ThreadPoolExecutor(1, thread_name_prefix="plan long")
@@ -149,19 +161,28 @@ class Worker:
         match message:
             case Submit():
                 planner = self._long_planner if _is_long(message.request) else self._planner
-                planner.submit(self._submit, pipeline, message)
+                planner.submit(self._submit, pipeline, message, planner)
+            case Show(turn, videos):
+                going = self._going(turn)
+                if going is None:  # it has ended
+                    self._outbox.put(Shown(turn))
+                else:
+                    going.planner.submit(self._show, turn, going.turn, videos)
             case Cancel(turn):
-                with self._lock:
-                    going = self._turns.get(turn)
+                going = self._going(turn)
                 if going is not None:  # else it has ended
-                    going.cancel()
+                    going.turn.cancel()
             case Count(number):
                 self._outbox.put(Counted(number, pipeline.counters))
             case _:
                 raise AssertionError(f"no such message: {type(message).__name__}")
         return True
 
-    def _submit(self, pipeline: Pipeline, message: Submit) -> None:
+    def _going(self, number: int) -> _Going | None:
+        with self._lock:
+            return self._turns.get(number)
+
+    def _submit(self, pipeline: Pipeline, message: Submit, planner: ThreadPoolExecutor) -> None:
         number, ended = message.turn, threading.Event()
 
         def sink(event: Event) -> None:
@@ -180,8 +201,18 @@ class Worker:
             return
         with self._lock:
             if not ended.is_set():
-                self._turns[number] = turn
+                self._turns[number] = _Going(turn, planner)
         self._outbox.put(Accepted(number))
+
+    def _show(self, number: int, turn: Turn, videos: Sequence[Video]) -> None:
+        try:
+            turn.show(videos)
+        except Exception as error:
+            if not isinstance(error, AuraError):
+                log.error("the pictures of a request could not be prepared", exc_info=error)
+            self._outbox.put(Shown(number, _told(error)))
+        else:
+            self._outbox.put(Shown(number))
 
 
 def _is_long(request: TurnRequest) -> bool:

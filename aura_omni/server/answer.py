@@ -13,7 +13,7 @@ from aura_omni.flow import Ended, Event, TurnRequest
 from aura_omni.heard import Heard, failure
 from aura_omni.server.deadline import LAST_WORDS_S, deadline
 from aura_omni.server.errors import log_failure
-from aura_omni.server.turns import Pipeline, opened, unless_gone
+from aura_omni.server.turns import Pictures, Pipeline, opened, unless_gone
 
 EVENT_STREAM: Mapping[str, str] = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -61,9 +61,11 @@ def served_model(given: str | None, pipeline: Pipeline) -> str:
     return model
 
 
-async def whole_turn(pipeline: Pipeline, request: TurnRequest) -> tuple[Heard, Ended]:
-    """All that a turn says. Raises what it failed with."""
-    async with opened(pipeline, request) as events:
+async def whole_turn(
+    pipeline: Pipeline, request: TurnRequest, *, pictures: Pictures | None = None
+) -> tuple[Heard, Ended]:
+    """All that a turn says; pictures as `opened` has them. Raises what it failed with."""
+    async with opened(pipeline, request, pictures) as events:
         return await whole_events(events)
 
 
@@ -89,6 +91,7 @@ async def stream_turn(
     request: TurnRequest,
     send: Send,
     *,
+    pictures: Pictures | None = None,
     headers: Mapping[str, str],
     pieces: Callable[[Event], Iterable[bytes]],
     last_words: Callable[[AuraError], bytes] | None,
@@ -97,11 +100,12 @@ async def stream_turn(
     """Send the pieces that each event makes; returns the error that the stream ended with, if it has begun.
 
     Headers leave with the first piece, so a turn that fails before it has something to say gets a real status: that is raised.
+    pictures: as `opened` has them.
     last_words: what a stream that fails later ends with. None: nothing can be said in it, so it is left without an end, and
     the closed connection tells the client that it is not whole.
     costly: making pieces takes a while, so they are made beside the event loop.
     """
-    async with opened(pipeline, request) as events:
+    async with opened(pipeline, request, pictures) as events:
         return await stream_events(events, send, headers=headers, pieces=pieces, last_words=last_words, costly=costly)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +24,7 @@ from aura_omni.server.sampling import stage_sampling
 from aura_omni.server.schemas import ChatRequest, documented, read_body
 from aura_omni.server.sound import SoundFormat
 from aura_omni.server.stream import ChunkStream
-from aura_omni.server.turns import Pipeline
+from aura_omni.server.turns import Pictures, Pipeline
 from aura_omni.server.voice import chat_fields, request_fields_named, voice_request
 
 
@@ -39,9 +40,9 @@ def router(pipeline: Pipeline, media: MediaReader) -> APIRouter:
         answer = _streamed if body.stream else _whole
 
         async def work(send: Send) -> None:
-            asked = await turn_request(body, pipeline.stages, wanted, media)
-            with request_fields_named(chat_fields(body)):
-                failed = await answer(pipeline, asked, wanted, send)
+            async with turn_request(body, pipeline.stages, wanted, media) as (asked, pictures):
+                with request_fields_named(chat_fields(body)):
+                    failed = await answer(pipeline, asked, pictures, wanted, send)
             if failed is not None:
                 log_failure(request.scope, failed)
 
@@ -86,41 +87,53 @@ def _modalities(given: Any, stages: Sequence[StageName]) -> frozenset[str]:
     return frozenset(given)
 
 
+@asynccontextmanager
 async def turn_request(
     body: ChatRequest, stages: Sequence[StageName], wanted: Wanted, media: MediaReader
-) -> TurnRequest:
-    """Everything that can be refused without media is refused before any medium is fetched."""
+) -> AsyncIterator[tuple[TurnRequest, Pictures | None]]:
+    """The turn as soon as its sounds are there, and its pictures if those are still Coming.
+
+    Everything that can be refused without media is refused before any medium is fetched. Leaving the block gives up what is not
+    decoded yet.
+    """
     sampling = stage_sampling(body, stages)
     asked = voice_request(body)
     voice, budget = asked.voice, Budget()
     if asked.ref_audio is not None and wanted.audio:
         ref_audio = await media.audio(asked.ref_audio, param="additional_information.tts_ref_audio", budget=budget)
         voice = replace(voice, ref_audio=ref_audio)
-    return TurnRequest(
-        messages=await media.messages(body.messages, budget=budget),
-        speak=wanted.audio,
-        system_prompt=asked.system_prompt,
-        voice=voice,
-        playback=Playback(live=bool(body.stream), first_frames=asked.first_frames),
-        sampling=sampling,
-    )
+    async with media.reading(body.messages, budget=budget) as read:
+        request = TurnRequest(
+            messages=read.messages,
+            speak=wanted.audio,
+            system_prompt=asked.system_prompt,
+            voice=voice,
+            playback=Playback(live=bool(body.stream), first_frames=asked.first_frames),
+            sampling=sampling,
+        )
+        yield request, read.pictures
 
 
 # ---------------------------------------------------------------- answer
 
 
-async def _whole(pipeline: Pipeline, request: TurnRequest, wanted: Wanted, send: Send) -> AuraError | None:
-    heard, ended = await whole_turn(pipeline, request)
+async def _whole(
+    pipeline: Pipeline, request: TurnRequest, pictures: Pictures | None, wanted: Wanted, send: Send
+) -> AuraError | None:
+    heard, ended = await whole_turn(pipeline, request, pictures=pictures)
     await send_whole(JSONResponse(await asyncio.to_thread(completion, heard, ended, wanted)), send)
     return None
 
 
-async def _streamed(pipeline: Pipeline, request: TurnRequest, wanted: Wanted, send: Send) -> AuraError | None:
+async def _streamed(
+    pipeline: Pipeline, request: TurnRequest, pictures: Pictures | None, wanted: Wanted, send: Send
+) -> AuraError | None:
     """Returns the error that the stream ended with."""
     return await stream_turn(
         pipeline,
         request,
         send,
+        pictures=pictures,
         headers=EVENT_STREAM,
         pieces=ChunkStream(wanted).lines,
         last_words=error_line,

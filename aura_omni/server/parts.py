@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import repeat
 from typing import TypeVar
 
 from aura_omni.config.config import DEFAULT_PARTS
 from aura_omni.errors import BadRequest
-from aura_omni.flow import Audio, Message, Part, Role, Text
+from aura_omni.flow import Audio, Coming, Message, Part, Role, Text, Video
 from aura_omni.media.audio import decode_audio
 from aura_omni.media.budget import Budget
 from aura_omni.media.fetch import MediaPolicy, decode_base64, fetch
@@ -27,9 +29,11 @@ from aura_omni.server.schemas import (
     TextPart,
     VideoUrlPart,
 )
+from aura_omni.server.turns import Pictures
 
 T = TypeVar("T")
-MediaPart = AudioUrlPart | InputAudioPart | VideoUrlPart | ImageUrlPart
+SoundPart = AudioUrlPart | InputAudioPart
+PicturePart = VideoUrlPart | ImageUrlPart
 
 _ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _KINDS = {"audio_url": "audio", "input_audio": "audio", "video_url": "video", "image_url": "image"}
@@ -39,8 +43,19 @@ _NAMES_A_PLACE = re.compile(r"(?!data:)[A-Za-z][A-Za-z0-9+.-]*:", re.IGNORECASE)
 _AT_ONCE = 4  # media read side by side: of the server while they decode, of one request also while they are fetched
 
 
-def _decoders() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="decode")
+def _threads(name: str) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_AT_ONCE, thread_name_prefix=name)
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Messages whose sounds are all there.
+
+    messages: with Coming where pictures are still being decoded; pictures: waits for those. None: all are there.
+    """
+
+    messages: tuple[Message, ...]
+    pictures: Pictures | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,42 +63,58 @@ class MediaReader:
     """What messages point at, as flow data. One for the server: its threads are the only ones that decode.
 
     most: how many "audio", "image" and "video" parts one request may have.
+    hearers: decode the sounds of messages; a turn begins when they are there, so they do not wait for anybody's pictures.
     """
 
     policy: MediaPolicy
     most: Mapping[str, int] = field(default_factory=lambda: dict(DEFAULT_PARTS))
-    decoders: ThreadPoolExecutor = field(default_factory=_decoders)
+    decoders: ThreadPoolExecutor = field(default_factory=partial(_threads, "decode"))
+    hearers: ThreadPoolExecutor = field(default_factory=partial(_threads, "hear"))
 
-    async def messages(self, messages: Sequence[ChatMessage], *, budget: Budget) -> tuple[Message, ...]:
-        """All messages, their media side by side. Raises AuraError naming messages[i].content[j]."""
-        roles = [_ROLES[message.role] for message in messages]
-        if roles[-1] != "user":
-            raise BadRequest(
-                f"the last message is from {roles[-1]!r}; a turn answers the user, so end with a user message",
-                param=f"messages[{len(messages) - 1}].role",
-            )
+    @asynccontextmanager
+    async def reading(self, messages: Sequence[ChatMessage], *, budget: Budget) -> AsyncIterator[Read]:
+        """All messages, their media side by side, sounds first. Leaving the block gives up what is not decoded yet.
+
+        The block begins as soon as all sounds are there or, without any, all pictures. Raises AuraError naming
+        messages[i].content[j], as does waiting for pictures.
+        """
+        roles = _roles(messages)
         contents = [_content(message, index) for index, message in enumerate(messages)]
         self._count(contents)
         turn = asyncio.Semaphore(_AT_ONCE)  # so that few files as sent are held, and the others only as decoded
 
-        async def load(part: ContentPart, where: str) -> Part:
-            if isinstance(part, TextPart):
-                return Text(part.text)
+        async def decoded(load: Callable[..., Awaitable[T]], part: SoundPart | PicturePart, where: str) -> T:
             async with turn:
-                return await self._load(part, f"{where}.{part.type}", budget)
+                return await load(part, param=f"{where}.{part.type}", budget=budget)
 
-        loaded = iter(
-            await together(
-                [
-                    load(part, f"messages[{index}].content[{number}]")
-                    for index, content in enumerate(contents)
-                    for number, part in enumerate(content)
-                ]
-            )
-        )
-        return tuple(
-            Message(role, tuple(next(loaded) for _ in content)) for role, content in zip(roles, contents, strict=True)
-        )
+        sounds: list[Awaitable[Audio]] = []
+        pictures: list[Awaitable[Video]] = []
+        for index, content in enumerate(contents):
+            for number, part in enumerate(content):
+                where = f"messages[{index}].content[{number}]"
+                if isinstance(part, SoundPart):
+                    sounds.append(decoded(self._sound_part, part, where))
+                elif isinstance(part, PicturePart):
+                    pictures.append(decoded(self._picture_part, part, where))
+
+        media = _Media(sounds, pictures)
+        try:
+            heard = iter(await media.heard())
+            if sounds and not media.seen:
+                shown: Iterator[Video | Coming] = repeat(Coming())
+                coming: Pictures | None = media.shown
+            else:
+                shown, coming = iter(await media.shown()), None
+
+            def flow(part: ContentPart) -> Part:
+                if isinstance(part, TextPart):
+                    return Text(part.text)
+                return next(heard) if isinstance(part, SoundPart) else next(shown)
+
+            parts = [tuple(map(flow, content)) for content in contents]
+            yield Read(tuple(map(Message, roles, parts)), coming)
+        finally:
+            await media.close()
 
     def _count(self, contents: Sequence[Sequence[ContentPart]]) -> None:
         found: dict[str, int] = {}
@@ -100,41 +131,46 @@ class MediaReader:
                         param=f"messages[{index}].content[{number}]",
                     )
 
-    async def _load(self, part: MediaPart, param: str, budget: Budget) -> Part:
+    async def _sound_part(self, part: SoundPart, *, param: str, budget: Budget) -> Audio:
+        source = part.audio_url.url if isinstance(part, AudioUrlPart) else part.input_audio.data
+        return await self.audio(source, param=param, budget=budget)
+
+    async def _picture_part(self, part: PicturePart, *, param: str, budget: Budget) -> Video:
         pixels = self.policy.max_pixels
         match part:
-            case AudioUrlPart():
-                return await self.audio(part.audio_url.url, param=param, budget=budget)
-            case InputAudioPart():
-                return await self.audio(part.input_audio.data, param=param, budget=budget)
             case VideoUrlPart():
                 frames = self.policy.max_video_frames
                 decode = partial(decode_video, max_frames=frames, max_pixels=pixels, budget=budget, param=param)
-                return await self._medium(part.video_url.url, decode, param)
+                return await self._medium(part.video_url.url, decode, param, self.decoders)
             case ImageUrlPart():
                 picture = partial(decode_image, max_pixels=pixels, budget=budget, param=param)
-                return await self._medium(part.image_url.url, picture, param)
+                return await self._medium(part.image_url.url, picture, param, self.decoders)
 
     async def audio(self, source: str, *, param: str, budget: Budget) -> Audio:
         """source is a URL, a data URL or bare base64."""
-        return await self._medium(source, self._sound(param, budget), param)
+        decode = partial(decode_audio, max_s=self.policy.max_audio_s, budget=budget, param=param)
+        return await self._medium(source, decode, param, self.hearers)
 
-    async def sound(self, data: bytes, *, param: str, budget: Budget) -> Audio:
-        """data: a file, of at most policy.max_bytes."""
-        return await self._decoded(partial(self._sound(param, budget), data))
-
-    def _sound(self, param: str, budget: Budget) -> Callable[[bytes], Audio]:
-        return partial(decode_audio, max_s=self.policy.max_audio_s, budget=budget, param=param)
-
-    async def _medium(self, source: str, decode: Callable[[bytes], T], param: str) -> T:
+    async def _medium(self, source: str, decode: Callable[[bytes], T], param: str, pool: ThreadPoolExecutor) -> T:
+        """Decoded in a thread that cannot be interrupted: a request that is given up does not make room before it is done."""
         if _NAMES_A_PLACE.match(source):
             data = await fetch(source, self.policy, param=param)
-            return await self._decoded(lambda: decode(data))
-        return await self._decoded(lambda: decode(decode_base64(source, self.policy, param=param)))
+            return await _in(pool, lambda: decode(data))
+        return await _in(pool, lambda: decode(decode_base64(source, self.policy, param=param)))
 
-    async def _decoded(self, decode: Callable[[], T]) -> T:
-        """In a thread that cannot be interrupted: a request that is given up does not make room before it is done."""
-        return await asyncio.get_running_loop().run_in_executor(self.decoders, decode)
+
+async def _in(pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(pool, work)
+
+
+def _roles(messages: Sequence[ChatMessage]) -> list[Role]:
+    roles = [_ROLES[message.role] for message in messages]
+    if roles[-1] != "user":
+        raise BadRequest(
+            f"the last message is from {roles[-1]!r}; a turn answers the user, so end with a user message",
+            param=f"messages[{len(messages) - 1}].role",
+        )
+    return roles
 
 
 def _content(message: ChatMessage, index: int) -> list[ContentPart]:
@@ -153,11 +189,42 @@ def _content(message: ChatMessage, index: int) -> list[ContentPart]:
     return content
 
 
+class _Media:
+    """Of one request, on their way."""
+
+    def __init__(self, sounds: Sequence[Awaitable[Audio]], pictures: Sequence[Awaitable[Video]]) -> None:
+        self._hearing = asyncio.ensure_future(together(sounds))
+        self._seeing = asyncio.ensure_future(together(pictures))
+
+    async def heard(self) -> list[Audio]:
+        """Raises also what is found to be wrong with a picture meanwhile."""
+        await asyncio.wait({self._hearing, self._seeing}, return_when=asyncio.FIRST_COMPLETED)
+        if self.seen:
+            self._seeing.result()
+        return await self._hearing
+
+    @property
+    def seen(self) -> bool:
+        return self._seeing.done()
+
+    async def shown(self) -> list[Video]:
+        return await self._seeing
+
+    async def close(self) -> None:
+        """Give up what is not there yet."""
+        hearing, seeing = self._hearing, self._seeing
+        hearing.cancel()
+        seeing.cancel()
+        await asyncio.gather(hearing, seeing, return_exceptions=True)
+        # A failure knows who waited for it: it would keep itself, and the request's media.
+        del self._hearing, self._seeing
+
+
 async def together(work: Sequence[Awaitable[T]]) -> list[T]:
     """All results in order. The first failure cancels the others and is raised as it is, not in a group."""
     tasks = [asyncio.ensure_future(item) for item in work]
     try:
         return await asyncio.gather(*tasks)
     finally:
-        for task in tasks:
-            task.cancel()
+        while tasks:  # none is kept: a failure knows this frame, and so would keep itself
+            tasks.pop().cancel()

@@ -7,18 +7,25 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 from starlette.types import Receive
 
 from aura_omni.counters import Counters
-from aura_omni.flow import Ended, Event, StageName, StagePhase, TurnRequest, VoiceTask
+from aura_omni.flow import Ended, Event, StageName, StagePhase, TurnRequest, Video, VoiceTask
 from aura_omni.server.deadline import Deadline, deadline
+
+# Waits for the pictures of a request that are Coming, in their order; raises what is wrong with them.
+Pictures = Callable[[], Awaitable[Sequence[Video]]]
 
 
 class Turn(Protocol):
+    def show(self, videos: Sequence[Video]) -> None:
+        """The pictures that the request says are Coming, in order; once. Blocks as `Pipeline.submit`, and raises what that would
+        have raised for them: then the turn is cancelled. Thread-safe, does nothing after Ended."""
+
     def cancel(self) -> None:
         """Stop all stages of this turn. Thread-safe, idempotent, does nothing after Ended."""
 
@@ -59,7 +66,8 @@ class Pipeline(Protocol):
     def submit(self, request: TurnRequest, sink: Callable[[Event], None]) -> Turn:
         """Prepare on the CPU and hand the turn to the engine; may take 100 ms, so never call it on the event loop.
 
-        sink gets the turn's events on the engine thread, exactly one Ended last.
+        sink gets the turn's events on the engine thread, exactly one Ended last; as long as pictures are Coming, nothing but
+        that one.
         Raises AuraError for what must not reach the engine.
         """
 
@@ -68,9 +76,12 @@ class Pipeline(Protocol):
 
 
 @asynccontextmanager
-async def opened(pipeline: Pipeline, request: TurnRequest) -> AsyncIterator[AsyncIterator[Event]]:
-    """Submit a turn and yield its events, Ended last. Leaving the block cancels what still runs.
+async def opened(
+    pipeline: Pipeline, request: TurnRequest, pictures: Pictures | None = None
+) -> AsyncIterator[AsyncIterator[Event]]:
+    """Submit a turn, show it its pictures, and yield its events, Ended last. Leaving the block cancels what still runs.
 
+    Raises what the turn is refused with, or its pictures.
     When the time of the request is over the last event is an Ended with TimedOut.
     """
     events = _Events()
@@ -84,6 +95,8 @@ async def opened(pipeline: Pipeline, request: TurnRequest) -> AsyncIterator[Asyn
         finally:
             del submission  # a refusal knows this frame: it would keep itself, and the request's media
         try:
+            if pictures is not None:
+                await asyncio.to_thread(turn.show, await pictures())
             yield events.until_ended(deadline())
         finally:
             turn.cancel()

@@ -5,8 +5,8 @@
         asked = references.ask(audio, ref_text, build, post=engine.post, on_end=on_end)   # asked.reference, at its end
     references.abort(asked)
 
-A long recording takes seconds to encode, and in the engine's loop everybody's speech would wait for that. The engine has this
-as a runner without steps: what waits when it stops ends as everything else does.
+A long recording takes seconds to encode, and in the engine's loop everybody's speech would wait for that. The engine knows this
+as a bystander: what waits when it stops ends as everything else does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from aura_omni.counters import Counters
 from aura_omni.engine.lane import Lane
 from aura_omni.engine.sequence import FinishReason
-from aura_omni.engine.stage_model import Runner
 from aura_omni.errors import Overloaded, Unavailable
 from aura_omni.flow import Audio
 from aura_omni.stages.voices import Reference
@@ -51,10 +50,8 @@ class _Build:
     asked: dict[Asked, None] = field(default_factory=dict)
 
 
-class References(Runner):
-    """Everything but `counters` is called on the engine thread."""
-
-    flying = busy = awaited = False  # whoever builds posts the result, which wakes the engine
+class References:
+    """An `engine.engine.Bystander`. Everything but `counters` is called on the engine thread."""
 
     def __init__(self, lane: Lane, *, capacity: int, max_waiting: int) -> None:
         """lane: where references are built. capacity: references kept, the least recently used is dropped first.
@@ -117,13 +114,7 @@ class References(Runner):
                 del self._builds[asked.key]
         asked.on_end("cancelled", None)
 
-    # ------------------------------------------------------------ Runner
-
-    def land(self) -> bool:
-        return False
-
-    def launch(self) -> bool:
-        return False
+    # ------------------------------------------------------------ Bystander
 
     def abort_all(self, error: Exception) -> None:
         """Also the end of the thread. A build under way is not waited for: it uses nothing of the engine's."""

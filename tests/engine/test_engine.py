@@ -285,6 +285,28 @@ def test_one_runner_that_cannot_end_its_requests_does_not_keep_the_others_from_i
     assert "stuck" in caplog.text
 
 
+def test_what_has_no_steps_ends_with_the_engine_too() -> None:
+    class Waits:
+        """No runner: the loop would find no `launch` in it."""
+
+        def __init__(self) -> None:
+            self.ended: list[Exception] = []
+            self.checked = 0
+
+        def abort_all(self, error: Exception) -> None:
+            self.ended.append(error)
+
+        def check_integrity(self) -> None:
+            self.checked += 1
+
+    waits = Waits()
+    with Engine({}, {"waits": waits}) as engine:
+        engine.check_integrity()
+        assert (waits.checked, waits.ended) == (1, [])
+    (error,) = waits.ended
+    assert isinstance(error, Unavailable)
+
+
 def test_several_engines_live_side_by_side() -> None:
     runners = [make_runner(TinyStage(seed=seed)) for seed in range(3)]
     engines = [Engine({"tiny": runner}) for runner in runners]

@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from aura_omni.engine_process.client import PipelineProcess
-from aura_omni.errors import BadVoice, CheckpointError, EngineError, PromptTooLong, Unavailable
-from aura_omni.flow import AudioChunk, Text, Voice, unreported
-from tests.family import Listener, config, family, spoken
+from aura_omni.errors import BadMedia, BadVoice, CheckpointError, EngineError, PromptTooLong, Unavailable
+from aura_omni.flow import AudioChunk, Coming, Text, Video, Voice, unreported
+from tests.family import Listener, clip, config, family, recording, spoken
 from tests.served import Server
 
 
@@ -48,6 +48,27 @@ def test_a_turn_there_is_a_turn_here(apart, pipeline):
     assert (apart.served_names, apart.stages) == (pipeline.served_names, pipeline.stages)
     assert (apart.speakers, apart.voice_task) == (pipeline.speakers, pipeline.voice_task)
     assert apart.counters["talker"].generated_tokens > 0
+
+
+def test_a_turn_there_that_is_shown_its_pictures_later_is_a_turn_here(apart, pipeline):
+    here, there = Listener(), Listener()
+    pipeline.submit(spoken(), here)
+    turn = apart.submit(spoken(recording(), Coming(), Text("What do you see?")), there)
+    turn.show([clip()])
+    assert there.wait().text == here.wait().text != ""
+    assert there.heard == here.heard
+    assert np.array_equal(there.samples, here.samples)
+    assert replace(there.end, usage=here.end.usage) == here.end
+    assert there.end.usage.prompt_tokens == here.end.usage.prompt_tokens
+
+
+def test_refused_pictures_free_what_was_heard(apart):
+    heard = Listener()
+    turn = apart.submit(spoken(recording(), Coming()), heard)
+    with pytest.raises(BadMedia, match="aspect ratio"):
+        turn.show([Video(np.zeros((1, 10, 4000, 3), np.uint8), (0.0,), 2.0, b"thin")])
+    assert heard.wait().end.reason == "cancelled"
+    assert all(stage.running == stage.waiting == stage.pages_used == 0 for stage in apart.counters.values())
 
 
 def test_refusals_are_those_of_the_pipeline(apart, pipeline):

@@ -6,9 +6,9 @@ import itertools
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import uvicorn
@@ -20,8 +20,11 @@ from aura_omni.flow import (
     VOICE_RATE,
     Audio,
     AudioChunk,
+    Coming,
     Ended,
     Event,
+    Message,
+    Part,
     StageName,
     StagePhase,
     Text,
@@ -80,16 +83,42 @@ def plain_answer(request: TurnRequest) -> Iterator[Event]:
     yield Ended("stop", USAGE, speech_reason="stop" if request.speak else None)
 
 
+def unseen(videos: Sequence[Video]) -> Iterable[Event | Pause]:
+    raise AssertionError("pictures are shown to a turn that waits for none")
+
+
 @dataclass
 class FakeTurn:
+    """see: what the turn says once it is shown its pictures, or why these are refused."""
+
+    see: Callable[[Sequence[Video]], Iterable[Event | Pause]] = unseen
     cancelled: threading.Event = field(default_factory=threading.Event)
     cancelled_at_s: float | None = None
     ended: threading.Event = field(default_factory=threading.Event)
+    shown: list[Sequence[Video]] = field(default_factory=list)
+    seen: Iterable[Event | Pause] = ()
+    goes_on: threading.Event = field(default_factory=threading.Event)  # it was shown its pictures, or cancelled
+
+    def show(self, videos: Sequence[Video]) -> None:
+        self.shown.append(videos)
+        assert len(self.shown) == 1, "pictures are shown once"
+        try:
+            self.seen = self.see(videos)
+        except BaseException:
+            self.cancel()
+            raise
+        self.goes_on.set()
+
+    def once_shown(self) -> Iterator[Event | Pause]:
+        assert self.goes_on.wait(WAIT_S)
+        yield from self.seen
+        yield Ended("cancelled")
 
     def cancel(self) -> None:
         if not self.cancelled.is_set() and not self.ended.is_set():
             self.cancelled_at_s = time.monotonic()
         self.cancelled.set()
+        self.goes_on.set()
 
 
 class FakePipeline:
@@ -121,17 +150,24 @@ class FakePipeline:
         }
 
     def submit(self, request: TurnRequest, sink: Callable[[Event], None]) -> FakeTurn:
-        turn = FakeTurn()
+        def see(videos: Sequence[Video]) -> Iterable[Event | Pause]:
+            self.requests[number] = complete(self.requests[number], videos)
+            return self._begun(self.requests[number])
+
+        turn = FakeTurn(see)
         with self._lock:
+            number = len(self.requests)
             self.requests.append(request)
             self.turns.append(turn)
             self.talker_calls += request.speak
-        events = self.script(request)
-        if not isinstance(events, Iterator):
-            events = iter(events)
-        first = list(itertools.islice(events, 1))  # a script may refuse the request: that is raised here
-        threading.Thread(target=self._play, args=(turn, itertools.chain(first, events), sink), daemon=True).start()
+        events = turn.once_shown() if request.coming else self._begun(request)
+        threading.Thread(target=self._play, args=(turn, events, sink), daemon=True).start()
         return turn
+
+    def _begun(self, request: TurnRequest) -> Iterable[Event | Pause]:
+        events = iter(self.script(request))
+        first = list(itertools.islice(events, 1))  # a script may refuse the request: that is raised here
+        return itertools.chain(first, events)
 
     def _play(self, turn: FakeTurn, events: Iterable[Event | Pause], sink: Callable[[Event], None]) -> None:
         for event in events:
@@ -150,6 +186,18 @@ class FakePipeline:
         self.closed = True
         for turn in self.turns:
             turn.cancel()
+
+
+def complete(request: TurnRequest, videos: Sequence[Video]) -> TurnRequest:
+    """With its pictures."""
+    shown = iter(videos)
+
+    def parts(message: Message) -> Iterator[Part]:
+        return (next(shown) if isinstance(part, Coming) else part for part in message.parts)
+
+    messages = tuple(replace(message, parts=tuple(parts(message))) for message in request.messages)
+    assert next(shown, None) is None, "more pictures than are Coming"
+    return replace(request, messages=messages)
 
 
 def pictures(request: TurnRequest) -> list[Video]:

@@ -199,9 +199,14 @@ def test_no_json_value_in_any_field_is_more_than_a_bad_request(
 ) -> None:
     raw = {"messages": [message, *HELLO], "sampling_params_list": entries, "additional_information": information, **top}
     refusal: AuraError | None = None
-    try:
+
+    async def read() -> None:
         asked = checked(ChatRequest, raw)
-        asyncio.run(turn_request(asked, STAGES, wanted_of(asked, FakePipeline()), MediaReader(MediaPolicy())))
+        async with turn_request(asked, STAGES, wanted_of(asked, FakePipeline()), MediaReader(MediaPolicy())):
+            pass
+
+    try:
+        asyncio.run(read())
     except AuraError as error:
         refusal = error
     if refusal is not None:
