@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from tiny_stage import GREEDY, Request, TinyStage, close, make_runner, opened, prompt, reading, run
 
-from aura_omni.engine.runner import LEAST_KNOWN_ROWS, SHARED_ROWS, ArRunner
+from aura_omni.engine.runner import LEAST_KNOWN_ROWS, LEAST_ONLY_READ, SHARED_ROWS, ArRunner
 from aura_omni.engine.sequence import Batch, MediaSpan
 from aura_omni.flow import Sampling
 from tests.slow_lane import SlowLane
@@ -154,17 +154,17 @@ def test_a_step_has_a_bounded_number_of_rows_that_nobody_waits_for() -> None:
 def test_a_few_known_rows_are_left_for_when_the_prompt_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LEAST_KNOWN_ROWS, "cpu", 15)
     spans = (MediaSpan(5, 4, b"clip"),)
-    requests = [Request(prompt(21)), Request(prompt(21, seed=1), media=spans)]
+    requests = [Request(prompt(21), media=spans), Request(prompt(22, seed=1), media=spans)]
     want = []
     for request in requests:
         want.append(calm(Request(request.sequence.tokens, media=request.sequence.media)))
     stage = TinyStage()
     runner = make_runner(stage)
-    whole = [opened(request, 14) for request in requests]
+    whole = [opened(request, known) for request, known in zip(requests, (14, 15), strict=True)]
     for request in requests:
         runner.add(request.sequence)
-        settle(runner)
-    assert [request.sequence.computed for request in requests] == [0, 14], "pictures are worth it"
+    settle(runner)
+    assert [request.sequence.computed for request in requests] == [0, 15]
     stage.batches.clear()
     for request, rest in zip(requests, whole, strict=True):
         close(runner, request.sequence, rest)
@@ -336,7 +336,7 @@ def test_what_is_only_read_ends_when_its_rows_can_be_found() -> None:
 
 
 def test_a_few_rows_are_not_worth_being_only_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(LEAST_KNOWN_ROWS, "cpu", 15)
+    monkeypatch.setitem(LEAST_ONLY_READ, "cpu", 15)
     runner, ahead = make_runner(TinyStage()), reading(prompt(14))
     run(runner, ahead)
     assert ahead.reason == "stop"
