@@ -73,10 +73,10 @@ class MediaReader:
 
     @asynccontextmanager
     async def reading(self, messages: Sequence[ChatMessage], *, budget: Budget) -> AsyncIterator[Read]:
-        """All messages, their media side by side, sounds first. Leaving the block gives up what is not decoded yet.
+        """All messages, their media side by side; pictures do not begin before sounds that came with the request are there.
 
-        The block begins as soon as all sounds are there or, without any, all pictures. Raises AuraError naming
-        messages[i].content[j], as does waiting for pictures.
+        The block begins as soon as all sounds are there or, without any, all pictures. Leaving it gives up what is not decoded
+        yet. Raises AuraError naming messages[i].content[j], as does waiting for pictures.
         """
         roles = _roles(messages)
         contents = [_content(message, index) for index, message in enumerate(messages)]
@@ -88,19 +88,21 @@ class MediaReader:
                 return await load(part, param=f"{where}.{part.type}", budget=budget)
 
         sounds: list[Awaitable[Audio]] = []
-        pictures: list[Awaitable[Video]] = []
+        pictures: list[Callable[[], Awaitable[Video]]] = []
+        fetched = False
         for index, content in enumerate(contents):
             for number, part in enumerate(content):
                 where = f"messages[{index}].content[{number}]"
                 if isinstance(part, SoundPart):
+                    fetched |= _NAMES_A_PLACE.match(_source(part)) is not None
                     sounds.append(decoded(self._sound_part, part, where))
                 elif isinstance(part, PicturePart):
-                    pictures.append(decoded(self._picture_part, part, where))
+                    pictures.append(partial(decoded, self._picture_part, part, where))
 
-        media = _Media(sounds, pictures)
+        media = _Media(sounds, pictures, sounds_first=not fetched)
         try:
             heard = iter(await media.heard())
-            if sounds and not media.seen:
+            if sounds and pictures and not media.seen:
                 shown: Iterator[Video | Coming] = repeat(Coming())
                 coming: Pictures | None = media.shown
             else:
@@ -132,8 +134,7 @@ class MediaReader:
                     )
 
     async def _sound_part(self, part: SoundPart, *, param: str, budget: Budget) -> Audio:
-        source = part.audio_url.url if isinstance(part, AudioUrlPart) else part.input_audio.data
-        return await self.audio(source, param=param, budget=budget)
+        return await self.audio(_source(part), param=param, budget=budget)
 
     async def _picture_part(self, part: PicturePart, *, param: str, budget: Budget) -> Video:
         pixels = self.policy.max_pixels
@@ -163,6 +164,10 @@ async def _in(pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(pool, work)
 
 
+def _source(part: SoundPart) -> str:
+    return part.audio_url.url if isinstance(part, AudioUrlPart) else part.input_audio.data
+
+
 def _roles(messages: Sequence[ChatMessage]) -> list[Role]:
     roles = [_ROLES[message.role] for message in messages]
     if roles[-1] != "user":
@@ -190,11 +195,25 @@ def _content(message: ChatMessage, index: int) -> list[ContentPart]:
 
 
 class _Media:
-    """Of one request, on their way."""
+    """Of one request, on their way.
 
-    def __init__(self, sounds: Sequence[Awaitable[Audio]], pictures: Sequence[Awaitable[Video]]) -> None:
+    sounds_first: pictures are begun when the sounds are there. They would only slow them, and are needed later.
+    """
+
+    def __init__(
+        self,
+        sounds: Sequence[Awaitable[Audio]],
+        pictures: Sequence[Callable[[], Awaitable[Video]]],
+        *,
+        sounds_first: bool,
+    ) -> None:
         self._hearing = asyncio.ensure_future(together(sounds))
-        self._seeing = asyncio.ensure_future(together(pictures))
+        self._seeing = asyncio.ensure_future(self._see(pictures, sounds_first))
+
+    async def _see(self, pictures: Sequence[Callable[[], Awaitable[Video]]], sounds_first: bool) -> list[Video]:
+        if sounds_first:
+            await asyncio.wait({self._hearing})
+        return await together([begin() for begin in pictures])
 
     async def heard(self) -> list[Audio]:
         """Raises also what is found to be wrong with a picture meanwhile."""

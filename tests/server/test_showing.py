@@ -158,7 +158,7 @@ def test_no_sound_waits_for_the_pictures_of_others(seeing: Gate, beside: Any) ->
 
 
 def test_sounds_of_a_request_are_begun_before_its_pictures(seeing: Gate, beside: Any) -> None:
-    """Few media of one request are read side by side."""
+    """Few media of one request are read side by side, and side by side each takes longer."""
     pipeline = FakePipeline()
     with serving(pipeline) as url:
         asked = beside(url, [*[FILM] * 8, SOUND])
@@ -214,20 +214,42 @@ def test_pictures_that_the_pipeline_refuses_have_a_real_status(
         assert ask(url, [SOUND]).status_code == 200
 
 
-def test_no_turn_begins_whose_picture_is_found_to_be_bad_before_its_sound_is_there(hearing: Gate, beside: Any) -> None:
+def test_no_turn_begins_whose_picture_is_found_to_be_bad_while_its_sound_is_fetched(
+    beside: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def slow(*args: Any, **more: Any) -> bytes:
+        await asyncio.sleep(WAIT_S)
+        return wav_bytes()
+
+    monkeypatch.setattr(parts, "fetch", slow)
+    far = {"type": "audio_url", "audio_url": {"url": "http://far.test/a.wav"}}
     pipeline = FakePipeline()
     with serving(pipeline) as url:
-        answer = beside(url, [SOUND, BROKEN_FILM]).result(WAIT_S)
+        answer = beside(url, [far, BROKEN_FILM]).result(WAIT_S)
         assert answer.json()["error"]["param"] == "messages[0].content[1].video_url"
         assert not pipeline.turns
 
 
-def test_no_turn_begins_whose_sound_is_bad(seeing: Gate, beside: Any) -> None:
+def test_no_turn_begins_whose_sound_is_bad(seeing: Gate) -> None:
     pipeline = FakePipeline()
     with serving(pipeline) as url:
-        answer = beside(url, [FILM, SOUND, BROKEN_SOUND]).result(WAIT_S)
+        answer = ask(url, [FILM, SOUND, BROKEN_SOUND])
         assert answer.json()["error"]["param"] == "messages[0].content[2].audio_url"
         assert not pipeline.turns
+
+
+def test_no_picture_is_begun_before_the_sound_that_came_with_it_is_there(
+    hearing: Gate, seeing: Gate, beside: Any
+) -> None:
+    pipeline = FakePipeline()
+    with serving(pipeline) as url:
+        asked = beside(url, [FILM, SOUND])
+        hearing.wait()
+        assert not seeing.began.acquire(timeout=0.1)
+        hearing.open()
+        seeing.wait()
+        seeing.open()
+        assert asked.result(WAIT_S).status_code == 200
 
 
 @pytest.mark.parametrize("stream", [False, True])
