@@ -1,7 +1,8 @@
 """One connection of a client, where uvicorn leaves something to be wished: around a request, its header and its end.
 
-uvicorn has no limit for a header that never ends, refuses what is no HTTP with a bare text, and takes an answer that is
-broken off, which is how a stream of bytes says that it failed, for a bug of the application. asyncio leaves connections of a
+uvicorn has no limit for a header that never ends, refuses what is no HTTP with a bare text, stops reading at every 64 KiB of a
+body, and takes an answer that is broken off, which is how a stream of bytes says that it failed, for a bug of the
+application. asyncio leaves connections of a
 listener that was made outside of it as they are: small pieces of an answer then wait for each other.
 """
 
@@ -13,12 +14,16 @@ import socket
 
 import h11
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from aura_omni.errors import AuraError, BadRequest, UploadTimedOut
 from aura_omni.server.errors import error_body
 
 HEADER_S = 10.0  # from the connection, or from the first byte of a later request, to the end of its header
+# Bytes of a body that may wait for the application. uvicorn has a sixteenth: a turn's media came in pieces of that size, and between
+# each two of them everybody else was served.
+UNREAD = 2**20
 
 
 class Connection(H11Protocol):
@@ -28,6 +33,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = _Flow(self)
         # Else a piece leaves when the client has acknowledged the one before, which may take its system 40 ms.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
         self.app = _breaking_off(self)
@@ -74,6 +80,17 @@ class Connection(H11Protocol):
         for event in answer:
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
+
+
+class _Flow(FlowControl):
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection.transport)
+        self._connection = connection
+
+    def pause_reading(self) -> None:
+        in_body = self._connection.conn.their_state is h11.SEND_BODY
+        if not in_body or len(self._connection.cycle.body) > UNREAD:
+            super().pause_reading()
 
 
 def _breaking_off(connection: Connection) -> ASGIApp:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -71,6 +72,18 @@ def test_health_is_503_while_loading_and_then_one_line_names_url_and_models(stop
     assert (out, err) == ("", "")
     assert running.returncode == 0
     assert status(f"{url}/health") == 0
+
+
+def test_it_serves_where_uvloop_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "uvloop.py").write_text("raise ImportError")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))))
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    with process("0.1", port) as running:
+        wait_for(f"{url}/health", 200)
+        assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == "AURA"
+        running.send_signal(signal.SIGTERM)
+        assert running.communicate(timeout=WAIT_S)[1] == ""
 
 
 def test_ready_says_how_far_each_stage_is_while_the_process_is_alive() -> None:
