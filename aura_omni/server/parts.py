@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -40,11 +41,16 @@ _KINDS = {"audio_url": "audio", "input_audio": "audio", "video_url": "video", "i
 _NAMES_A_PLACE = re.compile(r"(?!data:)[A-Za-z][A-Za-z0-9+.-]*:", re.IGNORECASE)  # base64 has no colon
 
 
-_AT_ONCE = 4  # media read side by side: of the server while they decode, of one request also while they are fetched
+_AT_ONCE = 4  # media of one request that are read side by side, also while they are fetched
+
+
+def threads(cores: int) -> int:
+    """Media of all requests that are decoded side by side, of each kind of decoder. Some cores stay with who serves them and what computes."""
+    return max(4, min(16, cores - 4))
 
 
 def _threads(name: str) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_AT_ONCE, thread_name_prefix=name)
+    return ThreadPoolExecutor(threads(os.cpu_count() or 1), thread_name_prefix=name)
 
 
 @dataclass(frozen=True, slots=True)

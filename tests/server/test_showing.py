@@ -23,7 +23,7 @@ from aura_omni.media import budget
 from aura_omni.media.budget import Budget
 from aura_omni.media.fetch import MediaPolicy
 from aura_omni.server import parts
-from aura_omni.server.parts import MediaReader
+from aura_omni.server.parts import MediaReader, threads
 from aura_omni.server.schemas import ChatRequest, checked
 from aura_omni.server.turns import opened
 from tests.server.conftest import data_url, mp4_bytes, png_bytes, wav_bytes
@@ -364,3 +364,8 @@ def test_what_is_refused_for_its_pictures_keeps_nothing_of_its_request(seeing: G
         wait_until(lambda: sound() is None)
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(("cores", "most"), [(1, 4), (8, 4), (16, 12), (128, 16)])
+def test_more_is_decoded_at_once_where_there_are_cores_for_it(cores: int, most: int) -> None:
+    assert threads(cores) == most
