@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from aura_omni.counters import Counters
@@ -44,8 +45,9 @@ from aura_omni.interpreter import settled, shared_fairly
 
 log = logging.getLogger(__name__)
 
-# Turns are checked and prepared by two threads: a millisecond or so each, so that more threads gain nothing, but each that computes
-# has the engine's thread wait longer for Python's lock. One is for turns with so much sound or text that they take 100 ms or more.
+# Turns are checked and prepared by the thread that reads messages: a millisecond or so each, so that others gain nothing, but each that
+# computes has the engine's thread wait longer for Python's lock. Those with so much sound or text that they take 100 ms or more have a
+# thread of their own.
 LONG_SOUND_S, LONG_TEXT = 60.0, 20_000
 
 
@@ -76,10 +78,10 @@ class Pipeline(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Going:
-    """A turn that has not ended, and who prepares it."""
+    """A turn that has not ended. long: it is prepared by the thread for long ones."""
 
     turn: Turn
-    planner: ThreadPoolExecutor
+    long: bool
 
 
 def main() -> None:
@@ -112,7 +114,6 @@ class Worker:
         self._outbox = Outbox(link, _together)
         self._turns: dict[int, _Going] = {}
         self._lock = threading.Lock()  # guards them
-        self._planner = ThreadPoolExecutor(1, thread_name_prefix="plan")
         self._long_planner = ThreadPoolExecutor(1, thread_name_prefix="plan long")
         self._told = threading.Event()  # that loading has ended, well or not
         self._reader = threading.Thread(target=self._read, name="messages", daemon=True)
@@ -149,7 +150,6 @@ class Worker:
             self._told.wait()
         if self._pipeline is not None:
             self._pipeline.close()
-        self._planner.shutdown()
         self._long_planner.shutdown()
 
     def _take(self, message: object) -> bool:
@@ -160,14 +160,14 @@ class Worker:
         assert pipeline is not None, "a message came before the pipeline was loaded"
         match message:
             case Submit():
-                planner = self._long_planner if _is_long(message.request) else self._planner
-                planner.submit(self._submit, pipeline, message, planner)
+                long = _is_long(message.request)
+                self._prepare(partial(self._submit, pipeline, message, long), long=long)
             case Show(turn, videos):
                 going = self._going(turn)
                 if going is None:  # it has ended
                     self._outbox.put(Shown(turn))
                 else:
-                    going.planner.submit(self._show, turn, going.turn, videos)
+                    self._prepare(partial(self._show, turn, going.turn, videos), long=going.long)
             case Cancel(turn):
                 going = self._going(turn)
                 if going is not None:  # else it has ended
@@ -178,11 +178,17 @@ class Worker:
                 raise AssertionError(f"no such message: {type(message).__name__}")
         return True
 
+    def _prepare(self, work: Callable[[], None], *, long: bool) -> None:
+        if long:
+            self._long_planner.submit(work)
+        else:
+            work()
+
     def _going(self, number: int) -> _Going | None:
         with self._lock:
             return self._turns.get(number)
 
-    def _submit(self, pipeline: Pipeline, message: Submit, planner: ThreadPoolExecutor) -> None:
+    def _submit(self, pipeline: Pipeline, message: Submit, long: bool) -> None:
         number, ended = message.turn, threading.Event()
 
         def sink(event: Event) -> None:
@@ -201,7 +207,7 @@ class Worker:
             return
         with self._lock:
             if not ended.is_set():
-                self._turns[number] = _Going(turn, planner)
+                self._turns[number] = _Going(turn, long)
         self._outbox.put(Accepted(number))
 
     def _show(self, number: int, turn: Turn, videos: Sequence[Video]) -> None:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from aura_omni.errors import BadMedia, EngineError, PromptTooLong
@@ -26,6 +27,7 @@ from aura_omni.server import parts
 from aura_omni.server.parts import MediaReader, threads
 from aura_omni.server.schemas import ChatRequest, checked
 from aura_omni.server.turns import opened
+from tests.media_files import make_wav
 from tests.server.conftest import data_url, mp4_bytes, png_bytes, wav_bytes
 from tests.server.fake import WAIT_S, FakePipeline, FakeTurn, plain_answer, serving
 from tests.server.test_failures import assert_cancelled, wait_for_turn
@@ -70,6 +72,7 @@ def seeing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
 
 @pytest.fixture
 def hearing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    monkeypatch.setattr(parts, "SHORT_WAV", 0)  # in a thread, which can wait
     gate = Gate(monkeypatch, "decode_audio")
     yield gate
     gate.open()
@@ -369,3 +372,28 @@ def test_what_is_refused_for_its_pictures_keeps_nothing_of_its_request(seeing: G
 @pytest.mark.parametrize(("cores", "most"), [(1, 4), (8, 4), (16, 12), (128, 16)])
 def test_more_is_decoded_at_once_where_there_are_cores_for_it(cores: int, most: int) -> None:
     assert threads(cores) == most
+
+
+def test_a_short_plain_wav_is_decoded_where_it_came_and_nothing_else_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    hearers = ThreadPoolExecutor(1, "hear")
+    reader = MediaReader(MediaPolicy(), hearers=hearers)
+    where: list[str] = []
+    real = parts.decode_audio
+
+    def decode(data: bytes, **more: Any) -> Audio:
+        where.append(threading.current_thread().name.partition("_")[0])
+        return real(data, **more)
+
+    monkeypatch.setattr(parts, "decode_audio", decode)
+    loop = threading.current_thread().name
+    eight_bits = make_wav(bytes(range(256)) * 30, 16_000, tag=1, bits=8)
+    long = wav_bytes(parts.SHORT_WAV / 4 * 3 / 2 / 16_000 + 0.1)
+    sounds = [(wav_bytes(), loop), (eight_bits, "hear"), (long, "hear")]
+    for data, expected in sounds:
+        for source in (data_url(data, "audio/wav"), data_url(data, "audio/wav").partition(",")[2]):
+            found = asyncio.run(reader.audio(source, param="x", budget=Budget()))
+            assert np.array_equal(found.samples, real(data, max_s=1e9).samples)
+            assert where.pop() == expected
+    with pytest.raises(BadMedia):
+        asyncio.run(reader.audio(data_url(b"RIFF and no more", "audio/wav"), param="x", budget=Budget()))
+    assert where == ["hear"]
