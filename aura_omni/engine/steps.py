@@ -299,7 +299,8 @@ class Steps:
         )
         numbers[:, _SLOT], numbers[:, _MEDIUM] = self._kv.spare_page * self._kv.page_size, -1
         # Chunks of no rows, whose pages therefore do not matter.
-        chunks = torch.zeros(3 + nobody.shape[1], self._chunks, dtype=torch.int32, device=self._model.device)
+        pages = nobody.shape[1] - self._numbers.width
+        chunks = torch.zeros(3 + pages, self._chunks, dtype=torch.int32, device=self._model.device)
         # Rows of no medium get zeros, which costs less than as many graphs again.
         rows = (numbers, hidden.new_zeros(1, 1 + self._model.adds, hidden.shape[1]))
         self._prefill_graph = Graphed(self._computed, rows=rows, fixed=(chunks,), sizes=sizes, pool=pool)

@@ -9,11 +9,13 @@ import pytest
 from tiny_stage import GREEDY, SAMPLINGS, Request, TinyStage, make_runner, prompt, requests_of, run
 from torch import Tensor
 
+from aura_omni.engine.attention import PagedKV
 from aura_omni.engine.graphs import sizes_up_to
 from aura_omni.engine.seats import TAKERS
 from aura_omni.engine.sequence import Batch, MediaSpan
 from aura_omni.engine.steps import JOINED_ROWS, JOINED_SIZES, PREFILL_SIZES, Steps, graph_bytes, prefill_sizes
 from aura_omni.errors import EngineError
+from aura_omni.models.layers import KeyValues
 from tests.replayed import without_cuda
 
 
@@ -123,3 +125,23 @@ def test_a_failure_of_rows_that_go_along_is_that_of_whoever_is_at_fault(monkeypa
     run(runner, broken)
     assert writes.heard == want.heard
     assert isinstance(broken.error, EngineError)
+
+
+def test_attention_is_recorded_for_contexts_as_long_as_the_stage_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are chosen by what the table of pages has room for: one page more, and a stage of 8,192 rows would be one of long contexts."""
+    places: set[int] = set()
+    real = PagedKV.chunk_step, PagedKV.decode_step
+
+    def chunk_step(kv: PagedKV, slot: Tensor, chunks: Tensor, *, most_rows: int) -> KeyValues:
+        places.add((chunks.shape[1] - 3) * kv.page_size)
+        return real[0](kv, slot, chunks, most_rows=most_rows)
+
+    def decode_step(kv: PagedKV, slot: Tensor, length: Tensor, table: Tensor) -> KeyValues:
+        places.add(table.shape[1] * kv.page_size)
+        return real[1](kv, slot, length, table)
+
+    monkeypatch.setattr(PagedKV, "chunk_step", chunk_step)
+    monkeypatch.setattr(PagedKV, "decode_step", decode_step)
+    without_cuda(monkeypatch)
+    run(make_runner(TinyStage(), graphs=True, max_model_len=128), *requests_of(4))
+    assert places == {128}
