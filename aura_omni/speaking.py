@@ -86,6 +86,11 @@ class Speaker:
         """Whether the Talker gets the text while it is written."""
         return self._handover is not None
 
+    @property
+    def awaited(self) -> bool:
+        """Whether the Talker will get the text while it is written, and has not got its first word yet."""
+        return self._handover is not None and self._handover.speech is None
+
     def follow(self, asked: str) -> None:
         """A text will be written. The Talker waits for the whole of it if that was asked for or ids are passed."""
         self._asked = asked

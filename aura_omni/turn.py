@@ -256,7 +256,8 @@ class Turn:
             else:
                 self._speaker.speak(self._answer_to_speak(aura, sequence.outputs))
 
-        sequence = self._work.run("aura", partial(build, sampling=sampling), on_output=say, then=thought)
+        build = partial(build, sampling=sampling, urgent=lambda: self._speaker.awaited)
+        sequence = self._work.run("aura", build, on_output=say, then=thought)
         return sequence
 
     def _echo(self, transcripts: list[Transcript]) -> None:

@@ -360,17 +360,17 @@ class ArRunner(Runner):
 
     def _launch_ahead(self, under_way: Batch) -> bool:
         """Start the step after one that is under way and draws for all, for those that go on if it ends nobody."""
-        going = (
-            self._scheduler.schedule_ahead(
-                sequence
-                for sequence in under_way.sequences
-                if not sequence.finished
-                and sequence.length + 1 < self._limit(sequence)
-                and self._model.foresees(sequence)
-            )
-            if not self._scheduler.others(under_way)
-            else None
-        )
+        if self._scheduler.others(under_way):
+            return False
+        left = [
+            sequence
+            for sequence in under_way.sequences
+            if not sequence.finished and sequence.length + 1 < self._limit(sequence)
+        ]
+        foreseen = [sequence for sequence in left if self._model.foresees(sequence)]
+        if self._model.in_step and len(foreseen) < len(left):
+            return False
+        going = self._scheduler.schedule_ahead(foreseen)
         if going is None:
             return False
         self._steps += 1

@@ -125,6 +125,12 @@ class StageModel(Protocol):
         """
         return ()
 
+    @property
+    def in_step(self) -> bool:
+        """Whether a step is launched behind the one under way for all of its sequences or for none: one that is not foreseen would
+        wait for two."""
+        return False
+
     def foresees(self, sequence: Sequence) -> bool:
         """Whether the step after the one under way can be launched already: `complete` will make its row as it has to be, and
         `numbers` knows what it needs."""

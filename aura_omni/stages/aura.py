@@ -44,6 +44,7 @@ SAMPLING = Sampling(temperature=0.5, max_tokens=256)
 
 USUAL_FRAME = (360, 640)  # height and width, in pixels, that clients send most
 ENCODED_PATCHES = 16_384  # of one call of the vision tower, which bounds its memory: 18 pairs of 640x352
+FIRST_WORD = 8  # ids that the first word of an answer may have
 AHEAD_PATCHES = 1_024  # of an open sequence, encoded before their rows are due: one pair of 640x352
 
 
@@ -53,10 +54,12 @@ class _Seen:
 
     features: group index -> [1 + K, rows, H], main and deepstack.
     ahead: indices of groups behind what is known of an open sequence's prompt, worth encoding with its last known rows.
+    urgent: as `AuraStage.sequence` has it.
     """
 
     prompt: AuraPrompt
     ahead: tuple[int, ...] = ()
+    urgent: Callable[[], bool] = lambda: False
     features: dict[int, Tensor] = field(default_factory=dict)
 
 
@@ -186,14 +189,16 @@ class AuraStage(StageModel):
         on_output: Callable[[Any], None],
         on_end: Callable[[FinishReason, Exception | None], None],
         known: int | None = None,
+        urgent: Callable[[], bool] = lambda: False,
     ) -> Sequence:
         """on_output gets token ids, one at a time. The answer is at most what the context has room for.
 
         known: only so many rows are sure, and the sequence is open until `close` brings the prompt as it is, with the same
         pictures. Pictures of the last message that lie behind the known rows are encoded ahead, up to AHEAD_PATCHES;
         those of earlier messages are likely in the prefix cache.
+        urgent: whether another stage begins with what the next ids say; see `foresees`.
         """
-        seen = _Seen(prompt, () if known is None else tuple(_ahead(prompt, known)))
+        seen = _Seen(prompt, () if known is None else tuple(_ahead(prompt, known)), urgent)
 
         def ended(reason: FinishReason, error: Exception | None) -> None:
             seen.features.clear()
@@ -279,9 +284,15 @@ class AuraStage(StageModel):
             return tuple(prompt.positions[:, row].tolist())
         return (row + prompt.delta,) * 3
 
+    @property
+    def in_step(self) -> bool:
+        return True
+
     def foresees(self, sequence: Sequence) -> bool:
-        # The first id is silence more often than not, and a step for it would be in vain.
-        return sequence.generated > 0
+        # The first id is silence more often than not, and a step for it would be in vain. One that was launched before the Talker's
+        # first would slow it down: it takes twice as long beside one of AURA's.
+        urgent = sequence.generated < FIRST_WORD and sequence.state.urgent()
+        return sequence.generated > 0 and not urgent
 
     def heard(self, sequence: Sequence, values: np.ndarray) -> int:
         return int(values[0])
