@@ -60,6 +60,33 @@ def test_the_deploy_file_may_have_the_talker_wait_for_the_whole_text(pipeline):
         assert plan.speaking.non_streaming is expected
 
 
+@pytest.mark.parametrize(
+    ("request_of", "first"), [({}, True), ({"speak": False}, False), ({"voice": Voice(non_streaming=True)}, False)]
+)
+def test_the_talker_waits_for_the_first_word_if_it_reads_along(pipeline, monkeypatch, request_of, first):
+    urgent, found = [], []
+    build = type(pipeline.parts.aura).sequence
+    monkeypatch.setattr(
+        type(pipeline.parts.aura),
+        "sequence",
+        lambda *args, **named: urgent.append(named["urgent"]) or build(*args, **named),
+    )
+
+    class Noting(Listener):
+        def __call__(self, event):
+            if urgent:
+                found.append((type(event).__name__, urgent[0]()))
+            super().__call__(event)
+
+    listener = Noting()
+    pipeline.submit(spoken(**request_of), listener)
+    listener.wait()
+    texts = [waits for kind, waits in found if kind == "TextDelta"]
+    assert texts[0] is first
+    assert first or not any(texts)
+    assert not any(waits for kind, waits in found if kind == "AudioChunk")
+
+
 def test_a_silent_turn_builds_nothing_for_the_talker(pipeline, monkeypatch):
     def never(*_, **__):
         raise AssertionError("the Talker was asked to speak a silent turn")

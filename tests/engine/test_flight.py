@@ -301,12 +301,54 @@ def test_whatever_falls_between_launch_and_arrival_everyone_says_the_same(seed: 
     assert runner.counters.preemptions > 0
 
 
+class InStep(TinyStage):
+    """It does not foresee one sequence."""
+
+    lost: Sequence | None = None
+
+    @property
+    def in_step(self) -> bool:
+        return True
+
+    def foresees(self, sequence: Sequence) -> bool:
+        return sequence is not self.lost
+
+
+def test_a_stage_in_step_goes_ahead_for_all_or_for_nobody(lane: SlowLane) -> None:
+    stage = InStep()
+    runner = make_runner(stage, lane=lane)
+    requests = [Request(prompt(9, seed=seed)) for seed in range(2)]
+    stage.lost = requests[1].sequence
+    for request in requests:
+        runner.add(request.sequence)
+    runner.step()
+    for heard in (1, 2):
+        assert len(lane.under_way) == 1, "nothing behind it, in which one of them would be missing"
+        lane.arrive()
+        runner.step()
+        assert [len(request.heard) for request in requests] == [heard, heard]
+    stage.lost = None
+    lane.arrive()
+    runner.step()
+    assert len(lane.under_way) == 2
+    lane.arrive()
+    runner.step()
+    assert [len(request.heard) for request in requests] == [5, 5]
+    for request in requests:
+        runner.abort(request.sequence)
+
+
 class Unforeseen(TinyStage):
     """A stage that often does not know its next row, and whose media are prepared in pieces, as the dice fall."""
 
     def __init__(self, dice: random.Random) -> None:
         super().__init__(mrope=True)
         self._dice, self._known, self._pieces = dice, dice.choice([0.0, 0.5, 1.0]), dice.choice([0.0, 0.3])
+        self._in_step = dice.choice([False, True])
+
+    @property
+    def in_step(self) -> bool:
+        return self._in_step
 
     def foresees(self, sequence: Sequence) -> bool:
         return self._dice.random() < self._known

@@ -12,7 +12,7 @@ from aura_omni.engine.runner import ArRunner
 from aura_omni.engine.sequence import Sequence
 from aura_omni.engine.steps import PREFILL_SIZES
 from aura_omni.flow import Message, Sampling, Text, Video
-from aura_omni.stages.aura import AuraStage
+from aura_omni.stages.aura import FIRST_WORD, AuraStage
 from aura_omni.stages.picture_cache import PictureCache
 from tests.aura_tiny import PlainKV, forward, greedy, image, sequence_of, stage, video
 from tests.replayed import without_cuda
@@ -346,3 +346,20 @@ def test_what_is_read_beforehand_encodes_its_pictures_once(aura: AuraStage, enco
     assert heard == want
     assert cached > aura.prompt(CUT[1]).beginning.rows - PAGE
     assert sum(encoded) == 3
+
+
+def test_no_step_is_launched_ahead_of_an_answers_first_word_while_the_talker_waits_for_it(aura: AuraStage) -> None:
+    waits = True
+
+    def foreseen(count: int) -> list[bool]:
+        prompt = aura.prompt([SYSTEM, user("say it")])
+        sequence = aura.sequence(prompt, GREEDY, on_output=print, on_end=print, urgent=lambda: waits)
+        found = []
+        for _ in range(count):
+            found.append(aura.foresees(sequence))
+            sequence.tokens.append(5)
+        return found
+
+    assert foreseen(FIRST_WORD + 2) == [False] * FIRST_WORD + [True] * 2
+    waits = False
+    assert foreseen(3) == [False, True, True], "the first id may be silence"
