@@ -22,7 +22,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aura_omni.engine import paged_row
-from aura_omni.engine.paged_parts import LOG2_E, combine, varying
+from aura_omni.engine.paged_parts import LOG2_E, combine, part_of, places, varying
 from aura_omni.models.fused import _exchanged, _turned, starts_early
 from aura_omni.models.layers import RMSNorm, fusible
 
@@ -127,16 +127,14 @@ def _decode_kernel(
     dims, group = tl.arange(0, D), tl.arange(0, ROWS)
     heads = kv_heads * GROUP
     before = tl.load(lengths + row) - 1
-    part = tl.maximum(tl.cdiv(tl.cdiv(before, BLOCK), SPLITS), LEAST) * BLOCK
+    part, used = part_of(before, BLOCK, LEAST, SPLITS)
     start = split * part
     stop = tl.minimum(start + part, before)
     if (split > 0) & (start >= before):
         return
-    used = tl.maximum(tl.cdiv(before, part), 1)  # splits that have something to do
-    offsets = start + tl.arange(0, BLOCK)
+    pages_ptr, offsets = table + row * table_width, start + tl.arange(0, BLOCK)
     inside = offsets < stop
-    pages = tl.load(table + row * table_width + offsets // PAGE, mask=inside, other=0).to(tl.int64)
-    first = ((pages * PAGE + offsets % PAGE)[:, None] * kv_heads + head) * D + dims[None, :]
+    first = places(pages_ptr, offsets, inside, head, kv_heads, dims, D, PAGE)
     k_first = tl.load(keys + first, mask=inside[:, None], other=0.0)
     v_first = tl.load(values + first, mask=inside[:, None], other=0.0)
     other = _exchanged(dims, D)
@@ -175,7 +173,7 @@ def _decode_kernel(
     for at_block in range(start + BLOCK, stop, BLOCK):
         offsets = at_block + tl.arange(0, BLOCK)
         inside = offsets < stop
-        pages = tl.load(table + row * table_width + offsets // PAGE, mask=inside, other=0).to(tl.int64)
+        pages = tl.load(pages_ptr + offsets // PAGE, mask=inside, other=0).to(tl.int64)
         slots = pages * PAGE + offsets % PAGE
         mask = inside[None, :] & (group[:, None] >= 0)
         m, total, acc = _attend_block(

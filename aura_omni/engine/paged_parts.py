@@ -16,6 +16,20 @@ varying = triton.jit(
 
 
 @triton.jit
+def part_of(before, BLOCK: tl.constexpr, LEAST: tl.constexpr, SPLITS: tl.constexpr):
+    """How many of the `before` keys of a row each of its splits takes, and how many splits have something to do."""
+    part = tl.maximum(tl.cdiv(tl.cdiv(before, BLOCK), SPLITS), LEAST) * BLOCK
+    return part, tl.maximum(tl.cdiv(before, part), 1)
+
+
+@triton.jit
+def places(pages_ptr, offsets, inside, head, kv_heads, dims, D: tl.constexpr, PAGE: tl.constexpr):
+    """Where a sequence's keys [K] that are inside [K] lie, of one head: [K, D]; pages_ptr: its row of the table."""
+    pages = tl.load(pages_ptr + offsets // PAGE, mask=inside, other=0).to(tl.int64)
+    return ((pages * PAGE + offsets % PAGE)[:, None] * kv_heads + head) * D + dims[None, :]
+
+
+@triton.jit
 def combine(acc_ptr, m_ptr, total_ptr, out_ptr, head, splits, there, dims, D: tl.constexpr, SPLITS: tl.constexpr):
     """The splits of one query head become its output."""
     at = head * SPLITS + splits

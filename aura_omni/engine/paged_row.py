@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from aura_omni.engine.paged_parts import combine, varying
+from aura_omni.engine.paged_parts import combine, part_of, places, varying
 from aura_omni.models.fused import _exchanged
 from aura_omni.models.fused_tiles import nothing
 
@@ -57,16 +57,14 @@ def paged_row_kernel(
     dims = tl.arange(0, D)
     heads = kv_heads * GROUP
     before = tl.load(lengths + row) - 1
-    part = tl.maximum(tl.cdiv(tl.cdiv(before, BLOCK), SPLITS), 1) * BLOCK
+    part, used = part_of(before, BLOCK, 1, SPLITS)
     start = split * part
     stop = tl.minimum(start + part, before)
     if (split > 0) & (start >= before):
         return
-    used = tl.maximum(tl.cdiv(before, part), 1)  # splits that have something to do
-    offsets = start + tl.arange(0, BLOCK)
+    pages_ptr, offsets = table + row * table_width, start + tl.arange(0, BLOCK)
     inside = offsets < stop
-    pages = tl.load(table + row * table_width + offsets // PAGE, mask=inside, other=0).to(tl.int64)
-    first = ((pages * PAGE + offsets % PAGE)[:, None] * kv_heads + head) * D + dims[None, :]
+    first = places(pages_ptr, offsets, inside, head, kv_heads, dims, D, PAGE)
     k_first = tl.load(keys + first, mask=inside[:, None], other=0.0)
     v_first = tl.load(values + first, mask=inside[:, None], other=0.0)
     other = _exchanged(dims, D)
@@ -111,8 +109,7 @@ def paged_row_kernel(
     for at_block in range(start + BLOCK, stop, BLOCK):
         offsets = at_block + tl.arange(0, BLOCK)
         inside = offsets < stop
-        pages = tl.load(table + row * table_width + offsets // PAGE, mask=inside, other=0).to(tl.int64)
-        at = ((pages * PAGE + offsets % PAGE)[:, None] * kv_heads + head) * D + dims[None, :]
+        at = places(pages_ptr, offsets, inside, head, kv_heads, dims, D, PAGE)
         k_more = tl.load(keys + at, mask=inside[:, None], other=0.0)
         v_more = tl.load(values + at, mask=inside[:, None], other=0.0)
         m_new, total_new, acc_new = nothing(), nothing(), nothing()
