@@ -1,6 +1,6 @@
 # make setup    .venv with the package, what the tests need, and the tools of scripts/check
 # make serve    the server on PORT; ARGS adds to the command: make serve ARGS="--deploy-config aura_omni.yaml"
-# make test     the tests; ARGS adds to pytest: make test ARGS="tests/test_config.py"
+# make test     the tests; ARGS adds to pytest: make test ARGS="tests/config"
 # make node     the client for Node, for the tests that use it; they are skipped without it
 # make check    what CI runs: format, lint, types, tests
 
