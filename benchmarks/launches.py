@@ -1,6 +1,6 @@
 """What a launch costs the host: time, PyTorch's calls and copies to the device, of each stage and kind of step.
 
-    python benchmarks/launches.py --out launches.json                  # on the "meta" device: no GPU is needed, nothing is computed
+    python benchmarks/launches.py --out launches.json                  # on the "meta" device: Triton is needed and no GPU, nothing is computed
     python benchmarks/launches.py --out launches.json --device cuda
 
 The stages of a deploy file (the tiny ones by default: the host does the same for large ones) are assembled as on a GPU, with
