@@ -71,7 +71,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class MediaReader:
-    """What messages point at, as flow data. One for the server: its threads are the only ones that decode.
+    """What messages point at, as flow data. One for the server: only its threads decode, and the event loop what is short plain WAV.
 
     most: how many "audio", "image" and "video" parts one request may have.
     hearers: decode the sounds of messages; a turn begins when they are there, so they do not wait for anybody's pictures.
