@@ -356,8 +356,14 @@ class _Planner:
         if not request.speak:
             voices.check_names(request.voice)
             return None
-        speaking = voices.resolve(request.voice)
-        voice = request.voice
+        voice, aura = request.voice, self.parts.aura
+        if voice.pass_token_ids and aura and not aura.tokenizer.agrees_with(self.parts.speech.talker.writer.tokenizer):
+            raise BadRequest(
+                "pass_token_ids hands AURA's token ids to the Talker, to which they mean other words: the vocabularies of this "
+                "server's two checkpoints differ. Leave it out: the Talker gets the text then",
+                param="pass_token_ids",
+            )
+        speaking = voices.resolve(voice)
         whole = self.config.speech.non_streaming
         if voice.non_streaming is None and (self.parts.aura is not None or whole) and not voice.pass_token_ids:
             return replace(speaking, non_streaming=whole)

@@ -17,6 +17,7 @@ from aura_omni.engine.sequence import Sequence
 from aura_omni.errors import BadRequest
 from aura_omni.flow import FRAME_SAMPLES, AudioChunk, Playback, Text, TurnRequest, Voice
 from aura_omni.pipeline import Pipeline
+from aura_omni.stages.tokenizer import TextTokenizer
 from tests.family import Listener, Script, ask, config, running, spoken
 from tests.server.fake import serving
 
@@ -60,7 +61,7 @@ def answer(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> Answer:
             "talker": {"max_tokens": frames, "min_tokens": frames},
         }
         turn = ask(pipeline, spoken(Text("What is the plan, please?"), sampling=sampling, **fields))
-        return turn, talker.writer._tokenizer.decode(read)
+        return turn, talker.writer.tokenizer.decode(read)
 
     return say
 
@@ -106,13 +107,22 @@ def test_token_ids_are_spoken_as_they_are(pipeline, monkeypatch):
         pipeline.submit(spoken(voice=Voice(pass_token_ids=True, normalize=True)), Listener())
 
 
+def test_token_ids_that_mean_other_words_to_the_talker_are_refused(pipeline, monkeypatch):
+    asked = spoken(voice=Voice(pass_token_ids=True))
+    monkeypatch.setattr(TextTokenizer, "agrees_with", lambda *_: False)
+    with pytest.raises(BadRequest, match="vocabularies of this server's two checkpoints differ") as refused:
+        pipeline.submit(asked, Listener())
+    assert refused.value.param == "pass_token_ids"
+    assert ask(pipeline, dataclasses.replace(asked, speak=False)).text, "nobody speaks them"
+
+
 @pytest.mark.parametrize(
     ("normalize", "expected"), [(None, "It is two point five kilograms."), (False, "It is **2.5 kg**.")]
 )
 def test_a_speech_request_is_normalised_too(pipeline, normalize, expected):
     request = speech("It is **2.5 kg**.", voice=Voice(normalize=normalize), frames=3)
     body = pipeline._planners["speech"].plan(request).body
-    assert pipeline.parts.speech.talker.writer._tokenizer.decode(body) == expected
+    assert pipeline.parts.speech.talker.writer.tokenizer.decode(body) == expected
     assert ask(pipeline, request).text == "It is **2.5 kg**."
 
 

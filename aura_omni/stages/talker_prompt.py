@@ -143,7 +143,7 @@ class PromptWriter:
     ) -> None:
         """max_model_len: rows of a sequence; a text that can only be more tokens is not encoded. None: the model's own."""
         self.ids = ControlIds.from_json(config)
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         # One row is for the answer
         self._longest = (max_model_len or config["talker_config"]["max_position_embeddings"]) - 1
         self._text_vocab: int = config["talker_config"]["text_vocab_size"]
@@ -201,7 +201,7 @@ class PromptWriter:
 
     def encoder(self) -> Encoder:
         """For a body that arrives in pieces: its ids joined are `body` of the whole text (stripped at the front)."""
-        return Encoder(self._tokenizer)
+        return Encoder(self.tokenizer)
 
     def body_of_ids(self, ids: Sequence[int]) -> list[int]:
         """Ids of a language model's answer (same vocabulary) -> ids to speak.
@@ -219,10 +219,10 @@ class PromptWriter:
             spoken = spoken[_ROLE_ROWS:]
         if self._im_end in spoken:
             spoken = spoken[: spoken.index(self._im_end)]
-        spoken = [token for token in self._without_thinking(spoken) if token not in self._tokenizer.added]
-        while spoken and not self._tokenizer.decode(spoken[-1:]).strip():
+        spoken = [token for token in self._without_thinking(spoken) if token not in self.tokenizer.added]
+        while spoken and not self.tokenizer.decode(spoken[-1:]).strip():
             spoken.pop()
-        while spoken and not self._tokenizer.decode(spoken[:1]).strip():
+        while spoken and not self.tokenizer.decode(spoken[:1]).strip():
             spoken.pop(0)
         if not spoken:
             raise BadRequest("there is no text to speak")
@@ -244,7 +244,7 @@ class PromptWriter:
         """A whole user turn that says how to speak; no ids for no text. Raises PromptTooLong as `body` does."""
         if not text:
             return []
-        newline = self._tokenizer.encode("\n")
+        newline = self.tokenizer.encode("\n")
         return [self._im_start, *self._encode("user\n" + text, "instruct"), self._im_end, *newline]
 
     def least_length(
@@ -266,8 +266,8 @@ class PromptWriter:
         )
 
     def _encode(self, text: str, param: str) -> list[int]:
-        self._tokenizer.refuse_endless([text], limit=self._longest, way_out=_WAY_OUT, param=param)
-        return self._tokenizer.encode(text)
+        self.tokenizer.refuse_endless([text], limit=self._longest, way_out=_WAY_OUT, param=param)
+        return self.tokenizer.encode(text)
 
     def prefill(
         self,

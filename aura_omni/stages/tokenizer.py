@@ -33,8 +33,10 @@ class TextTokenizer:
         plain["added_tokens"] = []
         plain["post_processor"] = None
         self._plain = Tokenizer.from_str(json.dumps(plain))
+        vocabulary = self._plain.get_vocab(with_added_tokens=False)
         # A token is spelled with one character per byte, so it stands for at most as many characters of text.
-        self.longest_token_characters = max(map(len, self._plain.get_vocab(with_added_tokens=False)), default=1)
+        self.longest_token_characters = max(map(len, vocabulary), default=1)
+        self._pieces = hash(frozenset(vocabulary.items()))
         self.added: dict[int, AddedToken] = dict(full.get_added_tokens_decoder())
 
     @classmethod
@@ -61,6 +63,10 @@ class TextTokenizer:
     @property
     def size(self) -> int:
         return self._full.get_vocab_size(with_added_tokens=True)
+
+    def agrees_with(self, other: TextTokenizer) -> bool:
+        """Whether ids of ordinary text mean the same to both."""
+        return self._pieces == other._pieces
 
     def id(self, token: str) -> int:
         """The id of a control token. Raises CheckpointError when the tokenizer has none."""

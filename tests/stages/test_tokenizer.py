@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aura_omni import nano
 from aura_omni.engine.loader import Checkpoint
 from aura_omni.errors import PromptTooLong
 from aura_omni.stages.tokenizer import Encoder, TextTokenizer
@@ -103,3 +104,14 @@ def test_text_without_the_end_of_a_word_is_not_searched_for_it_twice(tokenizer, 
     for _ in range(2_000):
         assert encoder.push(filling) == []
     assert Watched.looks <= 2 * 2_000
+
+
+def test_tokenizers_agree_where_ids_are_the_same_words() -> None:
+    aura, talker = (TextTokenizer.load(Checkpoint.find(str(family() / name))) for name in ("aura", "tts_custom_voice"))
+    assert aura.added != talker.added
+    assert aura.agrees_with(talker)
+    small, other = (
+        TextTokenizer.load(Checkpoint.find(str(nano.folder_of(name)))) for name in ("nano:aura", "nano:tts")
+    )
+    assert small.agrees_with(small)
+    assert not small.agrees_with(other)
