@@ -12,6 +12,7 @@ first graph that is launched, `decoder_us` to that of the decoder, `all_us` to t
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import statistics
 import time
@@ -50,6 +51,8 @@ def main() -> None:
     parser.add_argument("--deploy-config", default="tiny.yaml")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     arguments = parser.parse_args()
+    if importlib.util.find_spec("triton") is None:
+        parser.error("a stage on a GPU is made of Triton kernels, and Triton is not installed: pip install triton")
     report = Report(arguments.out)
     report.add("machine", machine())
     config = load(Options(deploy_config=arguments.deploy_config), environ={}, platform="cuda")

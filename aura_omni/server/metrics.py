@@ -42,7 +42,7 @@ class Metrics:
         self.http_requests = counter("http_requests", "Answered requests", "endpoint", "code")
         self.failures = counter("request_failures", "Requests that ended with an error, also in a stream", "reason")
         self.turns = counter(
-            "turns", "Ended turns: stop, length, loop, silence, silent, cancelled, error", "part", "outcome"
+            "turns", "Ended turns: stop, length, loop, silence, short, silent, cancelled, error", "part", "outcome"
         )
         self.first_text = seconds("time_to_first_token_seconds", "From a turn's start to its first text", "part")
         self.first_audio = seconds("time_to_first_audio_seconds", "From a turn's start to its first audio", "part")

@@ -29,6 +29,8 @@ Integer = Annotated[Any, WithJsonSchema({"type": ["integer", "null"]})]
 
 def hint(name: str, known: Iterable[str]) -> str:
     """'; did you mean 'x'?' for a misspelt name, or nothing: a request has too many names to list them."""
+    if name.startswith("tts_") and "additional_information" in known:
+        return "; what begins with tts_ belongs in additional_information"
     close = nearest(name, known)
     return f"; did you mean {close!r}?" if close else ""
 

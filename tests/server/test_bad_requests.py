@@ -69,6 +69,7 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"seed": 2**64}, "seed", "to 9223372036854775807"),
     ({"temperature": -1}, "temperature", "from 0 to 100"),
     ({"temprature": 1}, "temprature", "did you mean 'temperature'"),
+    ({"tts_max_new_tokens": 5}, "tts_max_new_tokens", "belongs in additional_information"),
     ({"stream_options": {"include_usage": True}}, "stream_options", "stream: true"),
     (
         {"stream": True, "stream_options": {"continuous_usage_stats": True}},
