@@ -422,3 +422,25 @@ def test_what_has_to_be_unquoted_first_is_not_decoded_on_the_event_loop(
     with pytest.raises(BadMedia):
         asyncio.run(reader.audio(f"data:audio/wav;base64,UklGR{body}", param="x", budget=Budget()))
     assert where == ["hear"]
+
+
+def test_of_many_short_sounds_only_the_first_are_decoded_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else 64 of them would keep it from everybody for a tenth of a second."""
+    here: list[int] = []
+    real = parts.decode_audio
+
+    def decode(data: bytes, **more: Any) -> Audio:
+        if threading.current_thread() is threading.main_thread():
+            here.append(len(data))
+        return real(data, **more)
+
+    async def read(body: ChatRequest) -> None:
+        async with MediaReader(MediaPolicy()).reading(body.messages, budget=Budget()) as found:
+            (message,) = found.messages
+            assert len(message.parts) == 16
+
+    monkeypatch.setattr(parts, "decode_audio", decode)
+    sound = {"type": "audio_url", "audio_url": {"url": data_url(wav_bytes(3.0), "audio/wav")}}
+    asyncio.run(read(checked(ChatRequest, {"messages": [{"role": "user", "content": [sound] * 16}]})))
+    assert 2 <= len(here) <= 4
+    assert sum(here) <= parts.SHORT_WAV
