@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -46,9 +46,9 @@ from aura_omni.interpreter import settled, shared_fairly
 log = logging.getLogger(__name__)
 
 # Turns are checked and prepared by the thread that reads messages: a millisecond or so each, so that others gain nothing, but each that
-# computes has the engine's thread wait longer for Python's lock. Those with so much sound or text that they take 100 ms or more have a
-# thread of their own.
-LONG_SOUND_S, LONG_TEXT = 60.0, 20_000
+# computes has the engine's thread wait longer for Python's lock. Those with so much sound, text, or of so many messages and frames that they
+# take ten times that, up to hundreds of milliseconds, have a thread of their own.
+LONG_SOUND_S, LONG_SAMPLES, LONG_TEXT, LONG_HISTORY = 60.0, 60 * 48_000, 20_000, 1_000
 
 
 class Turn(Protocol):
@@ -167,7 +167,8 @@ class Worker:
                 if going is None:  # it has ended
                     self._outbox.put(Shown(turn))
                 else:
-                    self._prepare(partial(self._show, turn, going.turn, videos), long=going.long)
+                    long = going.long or _frames(videos) > LONG_HISTORY
+                    self._prepare(partial(self._show, turn, going.turn, videos), long=long)
             case Cancel(turn):
                 going = self._going(turn)
                 if going is not None:  # else it has ended
@@ -223,10 +224,20 @@ class Worker:
 
 def _is_long(request: TurnRequest) -> bool:
     """Whether others should not wait while the turn is prepared."""
-    parts = [part for message in request.messages for part in message.parts]
-    sounds = [part for part in (*parts, request.voice.ref_audio) if isinstance(part, Audio)]
-    text = sum(len(part.text) for part in parts if isinstance(part, Text))
-    return sum(sound.duration_s for sound in sounds) > LONG_SOUND_S or text > LONG_TEXT
+    parts, voice = [part for message in request.messages for part in message.parts], request.voice
+    sounds = [part for part in (*parts, voice.ref_audio) if isinstance(part, Audio)]
+    texts = [part.text for part in parts if isinstance(part, Text)]
+    texts += filter(None, (request.system_prompt, voice.instruct, voice.ref_text))
+    return (
+        sum(sound.duration_s for sound in sounds) > LONG_SOUND_S
+        or sum(len(sound.samples) for sound in sounds) > LONG_SAMPLES
+        or sum(map(len, texts)) > LONG_TEXT
+        or len(request.messages) + _frames(part for part in parts if isinstance(part, Video)) > LONG_HISTORY
+    )
+
+
+def _frames(videos: Iterable[Video]) -> int:
+    return sum(len(video.frames) for video in videos)
 
 
 def _told(error: Exception) -> AuraError:

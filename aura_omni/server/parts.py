@@ -43,8 +43,8 @@ _KINDS = {"audio_url": "audio", "input_audio": "audio", "video_url": "video", "i
 _NAMES_A_PLACE = re.compile(r"(?!data:)[A-Za-z][A-Za-z0-9+.-]*:", re.IGNORECASE)  # base64 has no colon
 
 
-# Characters of base64, 12 s of 16 kHz, that are decoded on the event loop if they are plain WAV: half a millisecond. In threads, six that
-# came together took 13 ms, as each has the others wait for Python's lock.
+# Characters of base64 of one request, 12 s of 16 kHz, that are decoded on the event loop if they are plain WAV: half a millisecond. In
+# threads, six that came together took 13 ms, as each has the others wait for Python's lock.
 SHORT_WAV = 2**19
 _AT_ONCE = 4  # media of one request that are read side by side, also while they are fetched
 
@@ -100,13 +100,14 @@ class MediaReader:
 
         sounds: list[Awaitable[Audio]] = []
         pictures: list[Callable[[], Awaitable[Video]]] = []
-        fetched = False
+        fetched, length = False, 0  # of all sounds as they came
         for index, content in enumerate(contents):
             for number, part in enumerate(content):
                 where = f"messages[{index}].content[{number}]"
                 if isinstance(part, SoundPart):
                     fetched |= _NAMES_A_PLACE.match(_source(part)) is not None
-                    sounds.append(decoded(self._sound_part, part, where))
+                    length += len(_source(part))
+                    sounds.append(decoded(partial(self._sound_part, beside=length > SHORT_WAV), part, where))
                 elif isinstance(part, PicturePart):
                     pictures.append(partial(decoded, self._picture_part, part, where))
 
@@ -144,8 +145,8 @@ class MediaReader:
                         param=f"messages[{index}].content[{number}]",
                     )
 
-    async def _sound_part(self, part: SoundPart, *, param: str, budget: Budget) -> Audio:
-        return await self.audio(_source(part), param=param, budget=budget)
+    async def _sound_part(self, part: SoundPart, *, param: str, budget: Budget, beside: bool) -> Audio:
+        return await self.audio(_source(part), param=param, budget=budget, beside=beside)
 
     async def _picture_part(self, part: PicturePart, *, param: str, budget: Budget) -> Video:
         pixels = self.policy.max_pixels
@@ -158,10 +159,10 @@ class MediaReader:
                 picture = partial(decode_image, max_pixels=pixels, budget=budget, param=param)
                 return await self._medium(part.image_url.url, picture, param, self.decoders)
 
-    async def audio(self, source: str, *, param: str, budget: Budget) -> Audio:
-        """source is a URL, a data URL or bare base64."""
+    async def audio(self, source: str, *, param: str, budget: Budget, beside: bool = False) -> Audio:
+        """source is a URL, a data URL or bare base64. beside: the event loop has decoded enough for its request."""
         decode = partial(decode_audio, max_s=self.policy.max_audio_s, budget=budget, param=param)
-        if _may_be_short_wav(source):
+        if not beside and _may_be_short_wav(source):
             data = decode_base64(source, self.policy, param=param)
             return decode(data) if plain_wav(io.BytesIO(data)) else await _in(self.hearers, lambda: decode(data))
         return await self._medium(source, decode, param, self.hearers)
@@ -179,8 +180,10 @@ async def _in(pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
 
 
 def _may_be_short_wav(source: str) -> bool:
-    """Whether it is base64 of a file that says to be WAV, and not long."""
-    return len(source) <= SHORT_WAV and source.startswith("UklGR", source.find(",", 0, 100) + 1)  # "RIFF"
+    """Whether it is base64 of a file that says to be WAV, and not long. Not with percent signs, which are read a hundred times as slowly."""
+    if len(source) > SHORT_WAV or _NAMES_A_PLACE.match(source) or "%" in source:
+        return False
+    return source.startswith("UklGR", source.find(",", 0, 100) + 1)  # "RIFF"
 
 
 def _source(part: SoundPart) -> str:

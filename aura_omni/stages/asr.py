@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ SOUND_TOKENS_PER_S = 13
 ANSWER_TOKENS_PER_S = 12  # fast speech is 7 words, or 10 characters of Chinese, in a second
 SPARE_TOKENS = 16  # what the answer says before the text, and the end
 _LANGUAGE_TOKENS = 16  # of a forced language, and of a last second that is not full
+CONTEXTS_KEPT = 16  # whose ids are remembered
 
 # Shorter clips get zeros behind them, which then count as sound: so do the converted models. (The original package does
 # it only to parts of a long file, and fails on the shortest clips otherwise.)
@@ -84,6 +86,8 @@ class AsrStage(StageModel):
         self._pad = tokenizer.id("<|audio_pad|>")
         text = tokenizer.encode
         self._system = [start]
+        # One context is that of many clips, of a request or of a recording.
+        self._encoded = lru_cache(maxsize=CONTEXTS_KEPT)(lambda context: tuple(text("system\n" + context)))
         self._before = [end, *text("\n"), start, *text("user\n"), tokenizer.id("<|audio_start|>")]
         self._after = [tokenizer.id("<|audio_end|>"), end, *text("\n"), start, *text("assistant\n")]
 
@@ -149,7 +153,7 @@ class AsrStage(StageModel):
 
     def _head(self, context: str) -> list[int]:
         """All that comes before the rows of sound."""
-        return [*self._system, *self.tokenizer.encode("system\n" + context), *self._before]
+        return [*self._system, *self._encoded(context), *self._before]
 
     def prompt(self, audio: Audio, *, context: str = "", language: str | None = None) -> AsrPrompt:
         """context: names and words to expect, ordinary text; language: forced, in any spelling; None lets the model say.

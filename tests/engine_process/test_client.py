@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,7 +19,20 @@ from aura_omni.engine_process.messages import Accepted, Loaded
 from aura_omni.engine_process.wire import Link
 from aura_omni.engine_process.worker import Worker
 from aura_omni.errors import AuraError, BadVoice, CheckpointError, EngineError, Unavailable
-from aura_omni.flow import Audio, AudioChunk, Ended, Event, Message, Report, Text, TextDelta, TurnRequest, unreported
+from aura_omni.flow import (
+    Audio,
+    AudioChunk,
+    Ended,
+    Event,
+    Message,
+    Report,
+    Text,
+    TextDelta,
+    TurnRequest,
+    Video,
+    Voice,
+    unreported,
+)
 from aura_omni.server.turns import opened
 from tests.server.fake import USAGE, FakePipeline, Pause, plain_answer
 
@@ -90,8 +104,8 @@ def loaded(pipeline: Pipeline) -> Iterator[PipelineProcess]:
         yield client
 
 
-def question(*parts) -> TurnRequest:
-    return TurnRequest((Message("user", parts or (Text("hello"),)),))
+def question(*parts, **more) -> TurnRequest:
+    return TurnRequest((Message("user", parts or (Text("hello"),)),), **more)
 
 
 def test_it_is_what_the_pipeline_is():
@@ -145,10 +159,24 @@ def test_many_turns_at_once_do_not_mix():
         assert client._turns == {}
 
 
+SOUND = Audio(np.zeros(16_000 * 61, np.float32), 16_000, b"key")
+FILM = Video(np.zeros((1_001, 1, 1, 3), np.uint8), (0.0,) * 1_001, 2.0, b"key")
+
+
 @pytest.mark.parametrize(
-    "long", [Audio(np.zeros(16_000 * 61, np.float32), 16_000, b"key"), Text("x" * 20_001)], ids=["sound", "text"]
+    "long",
+    [
+        question(SOUND),
+        question(replace(SOUND, rate=192_000), replace(SOUND, rate=192_000), replace(SOUND, rate=192_000)),
+        question(Text("x" * 20_001)),
+        question(Text("x"), system_prompt="x" * 20_001),
+        question(Text("x"), voice=Voice(instruct="x" * 20_001)),
+        TurnRequest((Message("user", (Text("x"),)),) * 1_001),
+        question(FILM),
+    ],
+    ids=["sound", "samples", "text", "system prompt", "instruct", "messages", "frames"],
 )
-def test_what_takes_long_to_prepare_keeps_nobody_else_waiting(long):
+def test_what_takes_long_to_prepare_keeps_nobody_else_waiting(long: TurnRequest) -> None:
     release = threading.Event()
 
     class Slow(Pipeline):
@@ -158,17 +186,19 @@ def test_what_takes_long_to_prepare_keeps_nobody_else_waiting(long):
             return super().submit(request, sink)
 
     with loaded(Slow()) as client:
-        slow, quick = Heard(), Heard()
-        waiting = threading.Thread(target=client.submit, args=(question(long), slow))
+        slow, quick, there = Heard(), Heard(), threading.Event()
+        waiting = threading.Thread(target=client.submit, args=(long, slow))
+        others = threading.Thread(target=lambda: (client.submit(question(), quick), there.set()))
         waiting.start()
         while not client._turns:
             threading.Event().wait(0.001)
-        client.submit(question(), quick)
-        quick.end()
-        assert not slow.ended.is_set()
+        others.start()
+        in_time = there.wait(WAIT_S / 4)
         release.set()
-        waiting.join(WAIT_S)
+        assert in_time
+        quick.end()
         slow.end()
+        waiting.join(WAIT_S)
 
 
 def test_turns_are_prepared_one_after_the_other():

@@ -150,6 +150,21 @@ def test_who_prepares_a_turn_prepares_its_pictures(long: bool) -> None:
     assert ("long" in submitted[0].name) == long
 
 
+def test_many_frames_keep_no_other_turn_from_being_prepared() -> None:
+    shown = []
+
+    def script(request: TurnRequest) -> Iterator[Event]:
+        shown.append(threading.current_thread().name)
+        yield from plain_answer(request)
+
+    many = Video(np.zeros((1_001, 1, 1, 3), np.uint8), (0.0,) * 1_001, 2.0, b"key")
+    with loaded(Pipeline(script)) as client:
+        heard = Heard()
+        client.submit(question(Coming(), Text("hello")), heard).show([many])
+        heard.end()
+    assert "long" in shown[0]
+
+
 def test_when_the_process_is_lost_a_turn_that_waits_for_its_pictures_ends_with_one_error() -> None:
     with apart(lambda report: Pipeline(endless)) as (client, there, _):
         client.wait_until_loaded(unreported)

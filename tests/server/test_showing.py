@@ -18,7 +18,7 @@ import httpx
 import numpy as np
 import pytest
 
-from aura_omni.errors import BadMedia, EngineError, PromptTooLong
+from aura_omni.errors import BadMedia, EngineError, Forbidden, PromptTooLong
 from aura_omni.flow import Audio, Coming, Ended, Event, Text, TurnRequest, Video
 from aura_omni.media import budget
 from aura_omni.media.budget import Budget
@@ -397,3 +397,50 @@ def test_a_short_plain_wav_is_decoded_where_it_came_and_nothing_else_is(monkeypa
     with pytest.raises(BadMedia):
         asyncio.run(reader.audio(data_url(b"RIFF and no more", "audio/wav"), param="x", budget=Budget()))
     assert where == ["hear"]
+
+
+@pytest.mark.parametrize("url", ["file:///tmp/a,UklGR.wav", "https://example.com/a,UklGR.wav"])
+def test_a_place_may_be_called_like_the_beginning_of_a_wav(url: str) -> None:
+    with pytest.raises(Forbidden):
+        asyncio.run(MediaReader(MediaPolicy()).audio(url, param="x", budget=Budget()))
+
+
+@pytest.mark.parametrize("body", ["%" * 100, "%41" * 100])
+def test_what_has_to_be_unquoted_first_is_not_decoded_on_the_event_loop(
+    body: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes a hundred times as long as base64, up to 0.2 s for what is short otherwise."""
+    where: list[str] = []
+    real = parts.decode_base64
+
+    def decode(*given: Any, **more: Any) -> bytes:
+        where.append(threading.current_thread().name.partition("_")[0])
+        return real(*given, **more)
+
+    monkeypatch.setattr(parts, "decode_base64", decode)
+    reader = MediaReader(MediaPolicy(), hearers=ThreadPoolExecutor(1, "hear"))
+    with pytest.raises(BadMedia):
+        asyncio.run(reader.audio(f"data:audio/wav;base64,UklGR{body}", param="x", budget=Budget()))
+    assert where == ["hear"]
+
+
+def test_of_many_short_sounds_only_the_first_are_decoded_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else 64 of them would keep it from everybody for a tenth of a second."""
+    here: list[int] = []
+    real = parts.decode_audio
+
+    def decode(data: bytes, **more: Any) -> Audio:
+        if threading.current_thread() is threading.main_thread():
+            here.append(len(data))
+        return real(data, **more)
+
+    async def read(body: ChatRequest) -> None:
+        async with MediaReader(MediaPolicy()).reading(body.messages, budget=Budget()) as found:
+            (message,) = found.messages
+            assert len(message.parts) == 16
+
+    monkeypatch.setattr(parts, "decode_audio", decode)
+    sound = {"type": "audio_url", "audio_url": {"url": data_url(wav_bytes(3.0), "audio/wav")}}
+    asyncio.run(read(checked(ChatRequest, {"messages": [{"role": "user", "content": [sound] * 16}]})))
+    assert 2 <= len(here) <= 4
+    assert sum(here) <= parts.SHORT_WAV
