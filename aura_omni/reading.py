@@ -36,7 +36,7 @@ class Reading:
         return self._read.done()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Until it has ended: whether all of it was read. Raises TimeoutError, or what it failed of."""
+        """Until it has ended: whether it was read, as far as that is worth a step (`runner.LEAST_ONLY_READ`). Raises TimeoutError, or what it failed of."""
         return self._read.result(timeout_s)
 
     def cancel(self) -> None:
