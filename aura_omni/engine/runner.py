@@ -294,7 +294,7 @@ class ArRunner(Runner):
         single, whole, ahead = (batch.part(indices) for indices in (decoding, prompts, known))
         ahead = self._worth_reading(ahead)
         if ahead.sequences and ahead.sequences[0].only_read:
-            whole, ahead = ahead, batch.part(())
+            whole, ahead = Batch.of(whole, ahead), batch.part(())
         if self._compute.joins(single, whole) and not any(sequence.finished for sequence in batch.sequences):
             self._launch_joined(single, whole)
             single = whole = batch.part(())
