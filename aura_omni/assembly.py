@@ -18,7 +18,7 @@ from aura_omni.config import Config, StageConfig, check_free_memory, cuda_index
 from aura_omni.engine.lane import Lane
 from aura_omni.engine.loader import Checkpoint, weight_bytes
 from aura_omni.engine.memory import StageNeeds, plan_pages
-from aura_omni.engine.runner import ArRunner
+from aura_omni.engine.runner import LEAST_KNOWN_ROWS, ArRunner
 from aura_omni.engine.seats import Seats
 from aura_omni.engine.stage_model import Runner, StageModel
 from aura_omni.engine.steps import graph_bytes
@@ -147,7 +147,10 @@ def assemble(config: Config, report: Report = unreported, *, device: torch.devic
     for name in sorted(models, key=lambda name: name not in SPEAKING):
         if model := models[name]:
             usual = _usual(sites[name], defaults[name], speech)
-            runners[name] = _runner(model, sites[name], pages[name], usual, before=_before(name, sites, heard))
+            first = [runners["asr"]] if name == "aura" and hear is not None and hear.device == model.device else []
+            runners[name] = _runner(
+                model, sites[name], pages[name], usual, before=_before(name, sites, heard), prompts_first=first
+            )
             if name in SPEAKING:
                 heard[name] = runners[name]
     if think is not None and speak is not None and think.device.type == "cuda" and think.device == speak.device:
@@ -209,10 +212,11 @@ def _site(stage: StageConfig, device: torch.device | None = None, *, alone: bool
         )  # fmt: skip
     if stage.name == "aura":
         seeing = AuraStage.network_of(checkpoint, fp8=stage.quantization is not None)
+        known = LEAST_KNOWN_ROWS["cpu" if device.type == "cpu" else "cuda"]
         return _ar_site(
             stage, checkpoint, device, dtype, [seeing], seeing.decoder, seeing.config.vocabulary,
             encoder=TowerGraphs.bytes(seeing.config.vision, dtype), adds=len(seeing.config.vision.deepstack_layers),
-            more=stage.max_num_seqs * AuraStage.ahead_bytes(seeing.config, dtype) + picture_cache_bytes(stage),
+            more=stage.max_num_seqs * AuraStage.ahead_bytes(seeing.config, dtype, known_rows=known) + picture_cache_bytes(stage),
         )  # fmt: skip
     talker, speaker = TalkerStage.networks_of(checkpoint)
     voices: list[nn.Module] = [talker] if speaker is None else [talker, speaker]
@@ -364,7 +368,13 @@ def _usual(site: _Site, default: Sampling, speech: Speech | None) -> tuple[Sampl
 
 
 def _runner(
-    model: StageModel, site: _Site, pages: int, usual: tuple[Sampling, Sampling], *, before: list[Runner]
+    model: StageModel,
+    site: _Site,
+    pages: int,
+    usual: tuple[Sampling, Sampling],
+    *,
+    before: list[Runner],
+    prompts_first: list[ArRunner],
 ) -> ArRunner:
     stage = site.config
     with _timed(f"{stage.name}: pages and graphs made"):
@@ -381,6 +391,7 @@ def _runner(
             usual=usual,
             lane=_lane(stage.name, site.device),
             before=before,
+            prompts_first=prompts_first,
             alone=site.alone,
         )
 

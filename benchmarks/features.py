@@ -47,6 +47,8 @@ FEATURES: Mapping[str, Mapping[str, object]] = {
         "aura_omni.stages.asr.AsrStage.prepare_graphs": StageModel.prepare_graphs,
         "aura_omni.stages.aura.AuraStage.prepare_graphs": StageModel.prepare_graphs,
     },
+    # Pictures of prompts of which too little is known to be read, encoded while ASR decodes.
+    "pictures-ahead": {"aura_omni.engine.runner.ArRunner._prepare_later": _no},
     # A layer of a few rows as five launches: up to 16, up to 8 of wide ones.
     "fused-layers": {"aura_omni.models.qwen3.few": _no},
     # The same of more than one row, on tensor cores.

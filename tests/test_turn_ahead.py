@@ -14,6 +14,7 @@ import pytest
 import aura_omni.assembly
 import aura_omni.pipeline
 from aura_omni.assembly import PAGE_SIZE
+from aura_omni.engine.runner import LEAST_KNOWN_ROWS
 from aura_omni.engine.sequence import Batch, Sequence
 from aura_omni.engine.stage_model import Rows
 from aura_omni.errors import EngineError
@@ -124,6 +125,28 @@ def test_answers_and_usage_are_those_without_reading_ahead(
     assert len(read) == 2 * len(READ_AHEAD)
     assert min(read) > 0
     assert read[list(TURNS).index("silence, then speech")] > 2 * 320, "a clip without sound holds nothing up"
+
+
+def test_answers_are_those_without_encoding_ahead_where_too_little_is_known_to_be_read(
+    plain: list[Listener], read: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LEAST_KNOWN_ROWS, "cpu", 100_000)
+    held: list[int] = []
+    close = AuraStage.close
+
+    def closed(self: AuraStage, sequence: Sequence, *args: Any) -> None:
+        held.append(len(sequence.state.features))
+        close(self, sequence, *args)
+
+    monkeypatch.setattr(AuraStage, "close", closed)
+    with ahead() as pipeline:
+        for one, other in zip(all_twice(pipeline), plain, strict=True):
+            same(one, other)
+        assert all(runner.counters.pages_used == 0 for runner in pipeline.parts.ar_runners.values())
+        pipeline.engine.check_integrity()
+    assert len(read) == 2 * len(READ_AHEAD)
+    assert held[0], "nothing was encoded before the transcript"
+    assert min(held) == 0, "rows that are in the prefix cache need no pictures"
 
 
 def test_turns_at_once_say_what_each_says_alone_with_the_same_seed(pipeline: Pipeline, read: list[int]) -> None:

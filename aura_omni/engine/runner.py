@@ -47,7 +47,8 @@ LONGEST_ROWS = {"cuda": 4 * PREFILL_SIZES[-1], "cpu": 1 << 20}
 
 # Rows of an open sequence that must be left for them to be read before all of its prompt is known. On a GPU the rest of the prompt, however
 # short, takes a pass over the weights of its own then, 4 ms for 8B parameters, and each step beside ASR's takes from those what a
-# transcript is waited for: with a pair of frames, 229 rows, first text came 2 to 7 ms later than without (H200).
+# transcript is waited for: with a pair of frames, 229 rows, first text came 2 to 7 ms later than without (H200). What fewer rows are made of
+# (`StageModel.prepare`) has weights of its own, so its part is done in advance nevertheless.
 LEAST_KNOWN_ROWS = {"cuda": 512, "cpu": 1}
 
 # The same where nobody will wait for the rest: fewer take as long as so many.
@@ -65,6 +66,11 @@ class _Flight:
     drawn: tuple[Sequence, ...]
     arrival: Arrival
     decode: bool
+
+    @property
+    def piece(self) -> bool:
+        """Whether it is of what rows are made of: see `StageModel.prepare`."""
+        return not self.batch.sequences
 
     @property
     def draws_all(self) -> bool:
@@ -95,6 +101,7 @@ class ArRunner(Runner):
         usual: tuple[Sampling, Sampling] = (Sampling(), Sampling(temperature=0.0)),
         lane: Lane | None = None,
         before: Seq[Runner] = (),
+        prompts_first: Seq[ArRunner] = (),
         alone: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -105,10 +112,13 @@ class ArRunner(Runner):
         lane: where steps are computed; None: a new one.
         before: more urgent runners. On a CPU they wait for a step of this one, so while one of them has work, steps are short; on a
         GPU their steps take longer beside one of this, so none of decoding begins while somebody waits for a first result.
+        prompts_first: runners whose prompts, where somebody waits for them, are read before anything is prepared here for nobody yet.
         alone: nobody listens while it decodes and nothing else computes on the device, so what counts is how much it gets done: steps
         that decode, too, read as many rows of prompts as any, and decoding is launched behind prompts that are under way.
         """
         self._model, self._lane, self._before = model, lane or Lane(model.device), tuple(before)
+        self._prompts_first = tuple(prompts_first)
+        self._unprepared: dict[Sequence, Batch] = {}  # known rows that are too few to be read
         self._flights: deque[_Flight] = deque()  # in the order of their launch
         self._news = False  # something has landed or come since the last launch
         self._at_once = model.device.type == "cpu"  # a launch computes
@@ -144,7 +154,7 @@ class ArRunner(Runner):
     @property
     def busy(self) -> bool:
         """Whether a step is under way or would find something to do."""
-        return self.flying or self._scheduler.busy
+        return self.flying or self._scheduler.busy or bool(self._unprepared)
 
     @property
     def flying(self) -> bool:
@@ -153,6 +163,11 @@ class ArRunner(Runner):
     @property
     def awaited(self) -> bool:
         return any(flight.awaited for flight in self._flights)
+
+    @property
+    def begins(self) -> bool:
+        """Whether somebody who has got nothing of this stage yet waits for it, be that under way or not."""
+        return self.awaited or self._scheduler.newcomers
 
     @property
     def reads(self) -> bool:
@@ -223,6 +238,7 @@ class ArRunner(Runner):
         """
         self.check(sequence.prompt_length, sequence.sampling)
         self._prompt_tokens += sequence.prompt_length
+        self._unprepared.pop(sequence, None)
         self._scheduler.close(sequence)
         self._news = True
 
@@ -250,22 +266,24 @@ class ArRunner(Runner):
         return landed
 
     def launch(self) -> bool:
-        due = self._news if self._flights else self._scheduler.busy
+        due = self._news if self._flights else self._scheduler.busy or self._prepares
         self._holds = due and self._holding.holds(self._scheduler)
         if self._holds or not due:
             return False
         self._holding.over()
         self._news = False
         with self._lane.active(), torch.inference_mode():
-            launched = not self._flights and self._launch()
+            launched = not self._flights and self._scheduler.busy and self._launch()
             if launched:
                 self.land()  # a CPU has computed it already
+            if self._prepares:
+                launched |= self._launch_piece()
             if len(self._flights) == 1:
                 flight = self._flights[0]
                 launched |= (flight.draws_all and self._launch_ahead(flight.batch)) or (
                     not flight.awaited and (self._launch_newcomers(flight.batch) or self._launch_reading(flight.batch))
                 )
-            if len(self._flights) == 1 and self._alone and not self._flights[0].decode:
+            if len(self._flights) == 1 and (self._flights[0].piece or (self._alone and not self._flights[0].decode)):
                 launched |= self._launch_decoding(self._flights[0].batch)
         return launched
 
@@ -327,6 +345,28 @@ class ArRunner(Runner):
         self._computed_rows += batch.rows
         self._flights.append(_Flight(batch, drawn, self._lane.home(values[: len(drawn)]), decode=False))
 
+    @property
+    def _prepares(self) -> bool:
+        """Whether what too few rows need may be launched: a piece at a time, behind one step of decoding at most, so that whoever comes
+        finds nothing more in front; and not while somebody waits for a first result that it would be in the way of."""
+        return (
+            bool(self._unprepared)
+            and len(self._flights) < 2
+            and all(flight.decode for flight in self._flights)
+            and not any(runner.begins for runner in (self, *self._prompts_first))
+        )
+
+    def _launch_piece(self) -> bool:
+        while self._unprepared:
+            sequence, rows = next(iter(self._unprepared.items()))
+            self._under_way.begin()
+            if self._prepare(rows):
+                return True
+            del self._unprepared[sequence]  # nothing is missing, or `rows` will meet what is wrong again
+            if not self._flights:
+                self._under_way.end()
+        return False
+
     def _prepare(self, batch: Batch) -> bool:
         """Launch a piece of what the rows need. Until it has arrived, whoever is waited for finds nothing of theirs behind it."""
         try:
@@ -350,8 +390,13 @@ class ArRunner(Runner):
                 worth.append(index)
             else:
                 sequence.blocked = True  # until `close`
+                if not sequence.only_read:
+                    self._prepare_later(sequence, start)
                 self._end_read(sequence)
         return batch.part(worth)
+
+    def _prepare_later(self, sequence: Sequence, start: int) -> None:
+        self._unprepared[sequence] = Batch((sequence,), (start,), (sequence.length - start,))
 
     def _end_read(self, sequence: Sequence) -> None:
         """What was only read has come to its end, when there is nothing left of it to be read."""
@@ -486,6 +531,7 @@ class ArRunner(Runner):
         if sequence.finished:
             return
         self._scheduler.remove(sequence, forget=reason == "error")
+        self._unprepared.pop(sequence, None)
         sequence.finished = reason
         try:
             sequence.on_end(reason, error)

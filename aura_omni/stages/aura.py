@@ -163,9 +163,9 @@ class AuraStage(StageModel):
         )
 
     @staticmethod
-    def ahead_bytes(config: VLConfig, dtype: torch.dtype) -> int:
-        """Device memory of the features that one open sequence may hold."""
-        rows = AHEAD_PATCHES // config.vision.merge**2
+    def ahead_bytes(config: VLConfig, dtype: torch.dtype, *, known_rows: int) -> int:
+        """Device memory of the features that one open sequence may hold, of fewer than known_rows and of what lies behind them."""
+        rows = known_rows + AHEAD_PATCHES // config.vision.merge**2
         return rows * (1 + len(config.vision.deepstack_layers)) * config.text.hidden * dtype.itemsize
 
     @staticmethod

@@ -384,6 +384,7 @@ def test_however_steps_are_launched_and_put_together_everyone_says_the_same(
     crowd, doomed = [make(index) for index in range(14)], [make(index) for index in range(6)]
     reads = [reading(one.sequence.tokens, media=one.sequence.media) for one in map(make, range(6))]
     monkeypatch.setattr(runners, "SHARED_ROWS", {"cpu": dice.choice([3, 8, 128])})
+    monkeypatch.setattr(runners, "LEAST_KNOWN_ROWS", {"cpu": dice.choice([1, 8, 20])})
     if graphs:
         without_cuda(monkeypatch)
     runner = make_runner(

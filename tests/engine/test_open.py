@@ -6,10 +6,10 @@ import random
 from dataclasses import replace
 
 import pytest
-from tiny_stage import GREEDY, Request, TinyStage, close, make_runner, opened, prompt, reading, run
+from tiny_stage import GREEDY, Request, TinyStage, Whole, close, make_runner, opened, prompt, reading, run
 
 from aura_omni.engine.runner import LEAST_KNOWN_ROWS, LEAST_ONLY_READ, SHARED_ROWS, ArRunner
-from aura_omni.engine.sequence import Batch, MediaSpan
+from aura_omni.engine.sequence import Batch, MediaSpan, Sequence
 from aura_omni.flow import Sampling
 from tests.slow_lane import SlowLane
 
@@ -250,6 +250,170 @@ def test_a_piece_that_fails_ends_only_whose_it_is(caplog: pytest.LogCaptureFixtu
     assert bad.reason == "error"
     assert (good.ends, good.sequence.computed) == ([], 4)
     runner.abort(good.sequence)
+
+
+class Pictured(TinyStage):
+    """Media are prepared once for each sequence, and it is known for whom and in which order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prepared: list[Sequence] = []
+        self.broken: Sequence | None = None
+
+    def prepare(self, batch: Batch) -> bool:
+        (sequence,) = batch.sequences
+        if sequence is self.broken:
+            raise RuntimeError("a picture that cannot be encoded")
+        if sequence in self.prepared:
+            return False
+        self.prepared.append(sequence)
+        return True
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is known of a prompt here is too little to be read."""
+    monkeypatch.setitem(LEAST_KNOWN_ROWS, "cpu", 100)
+
+
+def opened_ones(runner: ArRunner, count: int) -> tuple[list[Request], list[Whole]]:
+    requests = [Request(prompt(21, seed=seed)) for seed in range(count)]
+    whole = [opened(request, 14) for request in requests]
+    for request in requests:
+        runner.add(request.sequence)
+    return requests, whole
+
+
+@pytest.mark.usefixtures("few")
+def test_what_a_few_known_rows_are_made_of_is_prepared_piece_by_piece_and_none_of_them_is_read() -> None:
+    stage, lane = Pictured(), SlowLane()
+    runner = make_runner(stage, lane=lane)
+    requests, whole = opened_ones(runner, 3)
+    for prepared in (1, 2, 3):
+        assert runner.step()
+        assert not runner.step(), "the next piece waits for the end of the last"
+        assert (len(stage.prepared), len(lane.under_way)) == (prepared, 1)
+        lane.arrive()
+    settle(runner)
+    assert not stage.batches
+    assert runner.counters.computed_rows == 0
+    for request, rest in zip(requests, whole, strict=True):
+        close(runner, request.sequence, rest)
+    while runner.busy:
+        runner.step()
+        lane.arrive()
+    assert [request.heard for request in requests] == [calm(Request(prompt(21, seed=seed))) for seed in range(3)]
+    assert len(stage.prepared) == 3
+    assert runner.counters.pages_used == 0
+
+
+@pytest.mark.usefixtures("few")
+def test_who_is_waited_for_goes_before_pieces_that_nobody_waits_for() -> None:
+    stage, lane = Pictured(), SlowLane()
+    runner = make_runner(stage, lane=lane)
+    requests, whole = opened_ones(runner, 3)
+    runner.step()
+    close(runner, requests[1].sequence, whole[1])
+    runner.step()
+    assert [batch.sequences for batch in stage.batches] == [(requests[1].sequence,)], "behind the piece under way"
+    lane.arrive(1)
+    runner.step()
+    assert (len(stage.prepared), requests[1].heard) == (1, []), "a piece went before what follows from a first id"
+    lane.arrive(1)
+    runner.step()
+    assert requests[1].heard
+    assert stage.prepared == [requests[0].sequence, requests[2].sequence], (
+        "the one that is whole is prepared by its step"
+    )
+    for request in requests:
+        runner.abort(request.sequence)
+
+
+@pytest.mark.usefixtures("few")
+def test_decoding_and_pieces_take_turns() -> None:
+    stage, lane = Pictured(), SlowLane()
+    runner = make_runner(stage, lane=lane)
+    writes = Request(prompt(9), replace(GREEDY, max_tokens=40))
+    runner.add(writes.sequence)
+    runner.step()
+    lane.arrive(1)
+    runner.step()
+    requests, _ = opened_ones(runner, 3)
+    for prepared in (1, 2, 3):
+        while len(stage.prepared) < prepared:
+            lane.arrive(1)
+            runner.step()
+        assert len(lane.under_way) == 2, "a step of decoding is in front of it"
+        heard = len(writes.heard)
+        lane.arrive(1)
+        runner.step()
+        assert len(writes.heard) == heard + 1
+        assert len(lane.under_way) == 2, "and the next one behind it"
+    for request in (writes, *requests):
+        runner.abort(request.sequence)
+
+
+@pytest.mark.usefixtures("few")
+def test_prompts_of_another_stage_go_before_pieces() -> None:
+    stage, lane, elsewhere = Pictured(), SlowLane(), SlowLane()
+    other = make_runner(TinyStage(), lane=elsewhere)
+    runner = make_runner(stage, lane=lane, prompts_first=[other])
+    spoken = Request(prompt(9))
+    other.add(spoken.sequence)
+    requests, _ = opened_ones(runner, 1)
+    for _ in range(2):
+        runner.step()
+    assert not runner.launch(), "the prompt has not even been launched"
+    other.step()
+    assert not runner.launch()
+    assert not stage.prepared
+    elsewhere.arrive(1)
+    other.step()
+    assert other.flying, "it goes on decoding"
+    assert runner.step()
+    assert stage.prepared == [requests[0].sequence]
+    runner.abort(requests[0].sequence)
+    other.abort(spoken.sequence)
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("moment", ["waiting", "under way", "prepared", "closed"])
+def test_an_open_sequence_can_be_ended_at_any_moment_of_its_pieces(moment: str) -> None:
+    stage, lane = Pictured(), SlowLane()
+    runner = make_runner(stage, lane=lane)
+    (first, request), (_, whole) = opened_ones(runner, 2)
+    runner.step()
+    if moment != "waiting":
+        lane.arrive()
+        runner.step()
+    if moment == "prepared":
+        lane.arrive()
+        runner.step()
+    if moment == "closed":
+        close(runner, request.sequence, whole)
+    runner.abort(request.sequence)
+    runner.abort(first.sequence)
+    runner.check_integrity()
+    assert [one.reason for one in (first, request)] == ["cancelled"] * 2
+    lane.arrive()
+    settle(runner)
+    assert len(stage.prepared) == (1 if moment == "waiting" else 2)
+    assert runner.counters.pages_used == 0
+
+
+@pytest.mark.usefixtures("few")
+def test_a_piece_of_a_few_rows_that_fails_is_left_to_the_step_that_needs_it(caplog: pytest.LogCaptureFixture) -> None:
+    stage = Pictured()
+    runner = make_runner(stage)
+    (bad, good), whole = opened_ones(runner, 2)
+    stage.broken = bad.sequence
+    settle(runner)
+    assert "could not be prepared" in caplog.text
+    assert stage.prepared == [good.sequence]
+    for request, rest in zip((bad, good), whole, strict=True):
+        close(runner, request.sequence, rest)
+    settle(runner)
+    assert [one.heard for one in (bad, good)] == [calm(Request(prompt(21, seed=seed))) for seed in range(2)]
 
 
 @pytest.mark.parametrize("rows", [8, 64])

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from aura_omni.engine.attention import PagedKV
-from aura_omni.engine.runner import ArRunner
-from aura_omni.engine.sequence import Sequence
+from aura_omni.engine.runner import LEAST_KNOWN_ROWS, ArRunner
+from aura_omni.engine.sequence import Batch, Sequence
+from aura_omni.engine.stage_model import Rows
 from aura_omni.engine.steps import PREFILL_SIZES
 from aura_omni.flow import Message, Sampling, Text, Video
 from aura_omni.stages.aura import FIRST_WORD, AuraStage
@@ -249,6 +250,101 @@ def test_what_was_encoded_for_nothing_is_freed(aura: AuraStage, encoded: list[in
     assert runner.counters.pages_used == 0
 
 
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is known of a prompt here is too little to be read."""
+    monkeypatch.setitem(LEAST_KNOWN_ROWS, "cpu", 10_000)
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("rows", [512, 23])
+@pytest.mark.parametrize("pictures_kept", [0, 1 << 20])
+def test_pictures_of_a_few_known_rows_are_encoded_in_advance_and_once(
+    aura: AuraStage, encoded: list[int], rows: int, pictures_kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aura, "_pictures", PictureCache(pictures_kept))
+    runner, ids = runner_of(aura, rows=rows), list[int]()
+    sequence = open_sequence(aura, runner, UNHEARD, ids)
+    assert encoded == [1, 1], "pictures of two sizes"
+    assert sorted(sequence.state.features) == [0, 1]
+    assert runner.counters.computed_rows == 0
+    close(aura, runner, sequence, HEARD)
+    assert encoded == [1, 1]
+    assert not sequence.state.features
+    assert ids == alone(aura, HEARD, 6)
+    assert runner.counters.pages_used == 0
+
+
+@pytest.mark.usefixtures("few")
+def test_of_a_few_known_rows_pictures_that_are_in_the_cache_are_not_encoded(
+    aura: AuraStage, encoded: list[int]
+) -> None:
+    runner, ids = runner_of(aura), list[int]()
+    ask(aura, runner, [[*HEARD[:3], user("so?")]], 6)
+    encoded.clear()
+    draft = aura.prompt([*HEARD[:3], user(video(2, 64, 64))])
+    known = draft.before_text[3]
+    sequence = aura.sequence(draft, GREEDY, on_output=ids.append, on_end=lambda *_: None, known=known)
+    runner.add(sequence)
+    settle(runner)
+    assert encoded == [1], "the picture of the last message"
+    close(aura, runner, sequence, HEARD)
+    assert encoded == [1]
+    assert ids == alone(aura, HEARD, 6)
+
+
+@pytest.mark.usefixtures("few")
+def test_pictures_of_a_few_rows_of_several_are_encoded_one_after_the_other(aura: AuraStage, encoded: list[int]) -> None:
+    lane = SlowLane()
+    runner, draft = runner_of(aura, lane=lane), aura.prompt(UNHEARD)
+    known = draft.before_text[1]
+    open_ones = [aura.sequence(draft, GREEDY, on_output=print, on_end=lambda *_: None, known=known) for _ in range(2)]
+    for sequence in open_ones:
+        runner.add(sequence)
+    for done in (1, 2):
+        runner.step()
+        assert len(encoded) == 2 * done
+        assert not runner.step()
+        lane.arrive()
+    settle(runner)
+    for sequence in open_ones:
+        runner.abort(sequence)
+        assert not sequence.state.features
+
+
+@pytest.mark.usefixtures("few")
+def test_what_was_encoded_for_a_preempted_prompt_stays_with_it(aura: AuraStage, encoded: list[int]) -> None:
+    runner, ids = runner_of(aura, pages=14), list[int]()
+    sequence = open_sequence(aura, runner, UNHEARD, ids)
+    ask(aura, runner, [[SYSTEM, user(video(2, 96, 160, seed=seed), "look")] for seed in (5, 6, 7)], 24)
+    assert sequence.preempted == 1
+    encoded.clear()
+    close(aura, runner, sequence, HEARD)
+    assert not encoded
+    assert ids == alone(aura, HEARD, 6)
+
+
+@pytest.mark.usefixtures("few")
+def test_a_step_that_failed_has_its_pictures_again(aura: AuraStage, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, heard = runner_of(aura), [list[int](), list[int]()]
+    open_ones = [open_sequence(aura, runner, UNHEARD, ids) for ids in heard]
+    rows, failures = aura.rows, [RuntimeError("once")]
+
+    def failing(batch: Batch) -> Rows:
+        made = rows(batch)
+        if len(batch.sequences) > 1:
+            raise failures.pop()
+        return made
+
+    monkeypatch.setattr(aura, "rows", failing)
+    for sequence in open_ones:
+        aura.close(sequence, aura.prompt(HEARD), GREEDY)
+        runner.close(sequence)
+    settle(runner)
+    assert not failures
+    assert heard == [alone(aura, HEARD, 6)] * 2
+
+
 def test_only_pictures_of_the_last_message_are_encoded_in_advance_up_to_a_limit(
     aura: AuraStage, encoded: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,7 +353,7 @@ def test_only_pictures_of_the_last_message_are_encoded_in_advance_up_to_a_limit(
     sequence = open_sequence(aura, runner, later, [])
     assert sorted(sequence.state.features) == [2, 3, 4]
     held = sum(features.nbytes for features in sequence.state.features.values())
-    assert held <= AuraStage.ahead_bytes(aura.network.config, aura.dtype)
+    assert held <= AuraStage.ahead_bytes(aura.network.config, aura.dtype, known_rows=0)
     runner.abort(sequence)
     patches = 4 * aura.prompt(later).groups[2].length
     monkeypatch.setattr("aura_omni.stages.aura.AHEAD_PATCHES", 2 * patches)
