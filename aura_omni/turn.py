@@ -289,8 +289,9 @@ class Turn:
 
     def _say(self, delta: str) -> None:
         if delta:
+            # The first is what is waited for; any other is read long after it has come.
+            (self._work.send_late if self._text else self._work.send)(TextDelta(delta))
             self._text += delta
-            self._work.send_late(TextDelta(delta))
             self._speaker.read(delta)
 
     def _tell(self, transcripts: list[Transcript]) -> None:

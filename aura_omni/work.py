@@ -116,7 +116,8 @@ class Work:
 
     def send_late(self, event: Event) -> None:
         """When what follows from the same result has been launched: whoever takes an event further, on a thread of their own, wants
-        the interpreter's lock just then, and both would take longer. In order with the others."""
+        the interpreter's lock just then, and both would take longer. In order with the others. Until then it takes a millisecond, and
+        several where other stages have something to launch as well, so it is not for what is waited for."""
         if self._after is None:
             self.send(event)
             return

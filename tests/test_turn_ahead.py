@@ -326,6 +326,23 @@ def test_an_answer_is_begun_before_its_transcript_is_told(eager: Pipeline, monke
     assert seen[:3] == ["rows", "Transcript", "TextDelta"]
 
 
+def test_the_first_word_does_not_wait_for_what_is_launched_next(
+    eager: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, listener = list[str](), Listener()
+
+    def sink(event: Any) -> None:
+        seen.append(type(event).__name__)
+        listener(event)
+
+    monkeypatch.setattr(eager.engine, "after_launches", lambda function: seen.append("later"))
+    eager.submit(spoken(speak=False, sampling=WORDS), sink)
+    assert listener.wait().end.error is None
+    assert seen[:4] == ["later", "Transcript", "TextDelta", "later"]
+    assert seen.count("TextDelta") > 1
+    assert seen[-1] == "Ended"
+
+
 def test_nothing_is_read_ahead_while_all_seats_are_taken(read: list[int]) -> None:
     with ahead(aura={"max_num_seqs": 1}) as pipeline:
         long, late = Listener(), Listener()
