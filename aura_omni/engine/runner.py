@@ -348,11 +348,14 @@ class ArRunner(Runner):
     @property
     def _prepares(self) -> bool:
         """Whether what too few rows need may be launched: a piece at a time, behind one step of decoding at most, so that whoever comes
-        finds nothing more in front; and not while somebody waits for a first result that it would be in the way of."""
+        finds nothing more in front; and not while somebody waits for a first result that it would be in the way of, or for what
+        follows from the step."""
         return (
             bool(self._unprepared)
             and len(self._flights) < 2
-            and all(flight.decode for flight in self._flights)
+            and all(
+                flight.decode and all(map(self._model.foresees, flight.batch.sequences)) for flight in self._flights
+            )
             and not any(runner.begins for runner in (self, *self._prompts_first))
         )
 

@@ -259,6 +259,10 @@ class Pictured(TinyStage):
         super().__init__()
         self.prepared: list[Sequence] = []
         self.broken: Sequence | None = None
+        self.urgent: Sequence | None = None
+
+    def foresees(self, sequence: Sequence) -> bool:
+        return sequence is not self.urgent
 
     def prepare(self, batch: Batch) -> bool:
         (sequence,) = batch.sequences
@@ -349,6 +353,25 @@ def test_decoding_and_pieces_take_turns() -> None:
         runner.step()
         assert len(writes.heard) == heard + 1
         assert len(lane.under_way) == 2, "and the next one behind it"
+    for request in (writes, *requests):
+        runner.abort(request.sequence)
+
+
+@pytest.mark.usefixtures("few")
+def test_a_step_that_somebody_waits_for_goes_before_pieces() -> None:
+    stage, lane = Pictured(), SlowLane()
+    runner = make_runner(stage, lane=lane)
+    writes = Request(prompt(9), replace(GREEDY, max_tokens=40))
+    stage.urgent = writes.sequence
+    runner.add(writes.sequence)
+    requests, _ = opened_ones(runner, 1)
+    while len(writes.heard) < 5:
+        runner.step()
+        lane.arrive()
+    assert not stage.prepared
+    stage.urgent = None
+    runner.step()
+    assert stage.prepared == [requests[0].sequence]
     for request in (writes, *requests):
         runner.abort(request.sequence)
 
