@@ -358,6 +358,31 @@ def test_decoding_and_pieces_take_turns() -> None:
 
 
 @pytest.mark.usefixtures("few")
+def test_behind_a_step_of_decoding_a_prompt_that_is_whole_goes_before_pieces() -> None:
+    stage, lane = Pictured(), SlowLane()
+    runner = make_runner(stage, lane=lane)
+    writes = Request(prompt(9), replace(GREEDY, max_tokens=40))
+    runner.add(writes.sequence)
+    runner.step()
+    lane.arrive(1)
+    runner.step()
+    requests, whole = opened_ones(runner, 3)
+    while len(stage.prepared) < 1:
+        lane.arrive(1)
+        runner.step()
+    lane.arrive(1)
+    runner.step()
+    assert len(lane.under_way) == 2, "a piece and a step of decoding"
+    close(runner, requests[1].sequence, whole[1])
+    lane.arrive(1)
+    runner.step()
+    assert stage.batches[-1].sequences == (requests[1].sequence,)
+    assert len(stage.prepared) == 1
+    for request in (writes, *requests):
+        runner.abort(request.sequence)
+
+
+@pytest.mark.usefixtures("few")
 def test_a_step_that_somebody_waits_for_goes_before_pieces() -> None:
     stage, lane = Pictured(), SlowLane()
     runner = make_runner(stage, lane=lane)
