@@ -1,12 +1,12 @@
 """Triton kernels for what comes between logits and ids: constraints, and `sampler.pick` in its common cases.
 
-One for a small vocabulary (codebooks), which a Talker frame draws from 16 times, and one for large ones without filters. Same
-order, same random numbers, same ties as the plain code, whose tens of launches they replace.
+One for a small vocabulary (codebooks), which a Talker frame draws from 16 times, and two for any without filters, which go on to the
+next row in the seat. Same order, same random numbers, same ties as the plain code, whose tens of launches they replace.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
@@ -15,6 +15,9 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aura_omni.models.fused import starts_early
+
+if TYPE_CHECKING:
+    from aura_omni.engine.seats import Tables
 
 MOST_VOCABULARY = 4_096  # one program holds a row of logits
 
@@ -125,61 +128,13 @@ def pick_small(
 
 
 @triton.jit
-def _part_kernel(
-    logits_ptr, floats_ptr, integers_ptr, high_ptr, at_ptr, stream, vocabulary, parts, BLOCK: tl.constexpr
-):
-    """Program (row, part): the best of BLOCK ids."""
-    row, part = tl.program_id(0), tl.program_id(1)
-    tokens = part * BLOCK + tl.arange(0, BLOCK)
-    inside = tokens < vocabulary
-    logits = tl.load(logits_ptr + row.to(tl.int64) * vocabulary + tokens, mask=inside, other=float("-inf"))
-    temperature = tl.load(floats_ptr + row * 3)
-    seed, step = tl.load(integers_ptr + row * 3 + 1), tl.load(integers_ptr + row * 3 + 2)
-    noisy = logits / tl.maximum(temperature, 1e-6) + _gumbel(seed, step, stream, tokens)
-    values = tl.where(inside, tl.where(temperature > 0, noisy, logits), float("-inf"))
-    best = tl.argmax(values, 0)
-    tl.store(high_ptr + row * parts + part, tl.max(values, 0))
-    tl.store(at_ptr + row * parts + part, part * BLOCK + best)
-
-
-@triton.jit
-def _whole_kernel(high_ptr, at_ptr, out_ptr, vocabulary, parts, BLOCK: tl.constexpr):
-    row = tl.program_id(0)
-    part = tl.arange(0, BLOCK)
-    high = tl.load(high_ptr + row * parts + part, mask=part < parts, other=float("-inf"))
-    best = tl.minimum(tl.argmax(high, 0), parts - 1)
-    token = tl.load(at_ptr + row * parts + best)
-    tl.store(out_ptr + row, tl.minimum(token, vocabulary - 1).to(tl.int64))
-
-
-def pick_large(logits: Tensor, floats: Tensor, integers: Tensor, *, stream: int) -> Tensor:
-    """As `pick_small` for any vocabulary, without top-k."""
-    rows, vocabulary = logits.shape
-    block = 2_048
-    parts = triton.cdiv(vocabulary, block)
-    high = torch.empty(rows, parts, dtype=torch.float32, device=logits.device)
-    at = torch.empty(rows, parts, dtype=torch.int32, device=logits.device)
-    out = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    _part_kernel[(rows, parts)](
-        logits.contiguous(), floats.contiguous(), integers.contiguous(), high, at, stream, vocabulary, parts, BLOCK=block
-    )  # fmt: skip
-    _whole_kernel[(rows,)](high, at, out, vocabulary, parts, BLOCK=triton.next_power_of_2(parts))
-    return out
-
-
-@triton.jit
-def _constrain_kernel(
-    logits_ptr, seat_ptr, step_ptr, floats_ptr, integers_ptr, bias_ptr, stops_ptr, prompt_ptr, counts_ptr, out_ptr,
-    vocabulary, floats_width, integers_width,
-    REPETITION: tl.constexpr, PRESENCE: tl.constexpr, FREQUENCY: tl.constexpr, MIN_TOKENS: tl.constexpr, BLOCK: tl.constexpr,
+def _constrained(
+    value, tokens, inside, vocabulary, seat, step, floats_ptr, floats_width, integers_ptr, integers_width,
+    bias_ptr, stops_ptr, prompt_ptr, counts_ptr,
+    REPETITION: tl.constexpr, PRESENCE: tl.constexpr, FREQUENCY: tl.constexpr, MIN_TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Program (row, part): BLOCK ids of a row, with the tables of its seat."""
-    row = tl.program_id(0).to(tl.int64)
-    tokens = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = tokens < vocabulary
-    seat, step = tl.load(seat_ptr + row), tl.load(step_ptr + row)
+    """Logits float32 of some ids, with what the tables of their seat do to them."""
     floats, at = floats_ptr + seat * floats_width, seat * vocabulary + tokens
-    value = tl.load(logits_ptr + row * vocabulary + tokens, mask=inside, other=0.0)
     value += tl.load(bias_ptr + at, mask=inside, other=0.0)
     early = step < tl.load(integers_ptr + seat * integers_width + MIN_TOKENS)
     value = tl.where((tl.load(stops_ptr + at, mask=inside, other=0) != 0) & early, float("-inf"), value)
@@ -188,21 +143,144 @@ def _constrain_kernel(
     repetition = tl.where(seen, tl.load(floats + REPETITION), 1.0)
     value = tl.where(value > 0, tl.div_rn(value, repetition), value * repetition)
     value -= tl.where(count > 0, tl.load(floats + PRESENCE), 0.0) + tl.load(floats + FREQUENCY) * count.to(tl.float32)
+    return value
+
+
+@triton.jit
+def _constrain_kernel(
+    logits_ptr, seat_ptr, step_ptr, floats_ptr, floats_width, integers_ptr, integers_width, bias_ptr, stops_ptr, prompt_ptr,
+    counts_ptr, out_ptr, vocabulary,
+    REPETITION: tl.constexpr, PRESENCE: tl.constexpr, FREQUENCY: tl.constexpr, MIN_TOKENS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Program (row, part): BLOCK ids of a row, with the tables of its seat."""
+    row = tl.program_id(0).to(tl.int64)
+    tokens = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = tokens < vocabulary
+    seat, step = tl.load(seat_ptr + row), tl.load(step_ptr + row)
+    value = tl.load(logits_ptr + row * vocabulary + tokens, mask=inside, other=0.0).to(tl.float32)
+    value = _constrained(
+        value, tokens, inside, vocabulary, seat, step, floats_ptr, floats_width, integers_ptr, integers_width,
+        bias_ptr, stops_ptr, prompt_ptr, counts_ptr, REPETITION, PRESENCE, FREQUENCY, MIN_TOKENS,
+    )  # fmt: skip
     tl.store(out_ptr + row * vocabulary + tokens, value, mask=inside)
 
 
-def constrain(
-    logits: Tensor, seat: Tensor, step: Tensor, *, floats: Tensor, integers: Tensor, bias: Tensor, stops: Tensor,
-    prompt: Tensor, counts: Tensor, columns: tuple[int, int, int, int],
-) -> Tensor:  # fmt: skip
-    """As `seats.Seats.constrain`, whose tables these are; columns of repetition, presence, frequency and min_tokens in them."""
+def constrain(logits: Tensor, seat: Tensor, step: Tensor, tables: Tables) -> Tensor:
+    """As `seats.Seats.constrain`."""
     rows, vocabulary = logits.shape
-    logits = logits.contiguous()
-    out = torch.empty_like(logits)
-    repetition, presence, frequency, min_tokens = columns
+    out = torch.empty(rows, vocabulary, dtype=torch.float32, device=logits.device)
+    columns = tables.columns
     _constrain_kernel[(rows, triton.cdiv(vocabulary, 1_024))](
-        logits, seat, step, floats, integers, bias, stops.view(torch.uint8), prompt.view(torch.uint8), counts, out,
-        vocabulary, floats.shape[1], integers.shape[1],
-        REPETITION=repetition, PRESENCE=presence, FREQUENCY=frequency, MIN_TOKENS=min_tokens, BLOCK=1_024,
+        logits.contiguous(), seat, step, tables.floats, tables.floats.shape[1], tables.integers, tables.integers.shape[1],
+        tables.bias, tables.stops.view(torch.uint8), tables.prompt.view(torch.uint8), tables.counts, out, vocabulary,
+        REPETITION=columns.repetition, PRESENCE=columns.presence, FREQUENCY=columns.frequency,
+        MIN_TOKENS=columns.min_tokens, BLOCK=1_024,
     )  # fmt: skip
     return out
+
+
+@triton.jit(do_not_specialize=["number_stride"])
+def _part_kernel(
+    logits_ptr, seat_ptr, step_ptr, number_stride, floats_ptr, floats_width, integers_ptr, integers_width,
+    bias_ptr, stops_ptr, prompt_ptr, counts_ptr, top_ptr, high_ptr, at_ptr, vocabulary, parts,
+    CONSTRAINED: tl.constexpr, RANDOM: tl.constexpr, TEMPERATURE: tl.constexpr, SEED: tl.constexpr,
+    REPETITION: tl.constexpr, PRESENCE: tl.constexpr, FREQUENCY: tl.constexpr, MIN_TOKENS: tl.constexpr,
+    BLOCK: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Program (row, part): of BLOCK ids the one that is drawn if all others are worse, how good it is, and the largest logit: infinite
+    where one is not a number.
+
+    EARLY: it begins before the kernel in front of it has ended, with what no kernel of the step has written.
+    """
+    if EARLY:
+        gdc_launch_dependents()
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    tokens = part * BLOCK + tl.arange(0, BLOCK)
+    inside = tokens < vocabulary
+    seat = tl.load(seat_ptr + row * number_stride).to(tl.int64)
+    step = tl.load(step_ptr + row * number_stride).to(tl.int64)
+    if RANDOM:
+        temperature = tl.load(floats_ptr + seat * floats_width + TEMPERATURE)
+        seed = tl.load(integers_ptr + seat * integers_width + SEED)
+        noise = _gumbel(seed, step, 0, tokens)
+    if EARLY:
+        gdc_wait()
+    value = tl.load(logits_ptr + row * vocabulary + tokens, mask=inside, other=float("-inf")).to(tl.float32)
+    if CONSTRAINED:
+        value = _constrained(
+            value, tokens, inside, vocabulary, seat, step, floats_ptr, floats_width, integers_ptr, integers_width,
+            bias_ptr, stops_ptr, prompt_ptr, counts_ptr, REPETITION, PRESENCE, FREQUENCY, MIN_TOKENS,
+        )  # fmt: skip
+        value = tl.where(inside, value, float("-inf"))
+    tl.store(top_ptr + row * parts + part, tl.max(tl.where(value == value, value, float("inf")), 0))
+    if RANDOM:
+        value = tl.where(temperature > 0, value / tl.maximum(temperature, 1e-6) + noise, value)
+        tl.store(high_ptr + row * parts + part, tl.max(value, 0))
+    tl.store(at_ptr + row * parts + part, part * BLOCK + tl.argmax(value, 0))
+
+
+@triton.jit(do_not_specialize=["number_stride"])
+def _end_kernel(
+    top_ptr, high_ptr, at_ptr, seat_ptr, number_stride, counts_ptr, table_ptr, rows_ptr, values_ptr, vocabulary, parts, width,
+    no_id,
+    CONSTRAINED: tl.constexpr, RANDOM: tl.constexpr, PARTS: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Program: a row. From the parts to the id, and what follows from it."""
+    row = tl.program_id(0).to(tl.int64)
+    part, dims = tl.arange(0, PARTS), tl.arange(0, WIDE)
+    seat = tl.load(seat_ptr + row * number_stride).to(tl.int64)
+    if EARLY:
+        gdc_wait()
+    there = part < parts
+    top = tl.load(top_ptr + row * parts + part, mask=there, other=float("-inf"))
+    high = tl.load(high_ptr + row * parts + part, mask=there, other=float("-inf")) if RANDOM else top
+    best = tl.max(top, 0)
+    sound = (best > float("-inf")) & (best < float("inf"))
+    # Where nothing is a number the best one may be beyond the parts, or the vocabulary, and an index must not be.
+    token = tl.load(at_ptr + row * parts + tl.minimum(tl.argmax(high, 0), parts - 1))
+    token = tl.where(sound, tl.minimum(token, vocabulary - 1), 0).to(tl.int64)
+    held = tl.load(table_ptr + token * width + dims, mask=dims < width)
+    tl.store(rows_ptr + seat * width + dims, held, mask=dims < width)
+    if CONSTRAINED:
+        tl.atomic_add(counts_ptr + seat * vocabulary + token, 1)  # the spare seat may occur several times
+    tl.store(values_ptr + row, tl.where(sound, token, no_id))
+
+
+def ended(
+    logits: Tensor,
+    seat: Tensor,
+    step: Tensor,
+    tables: Tables,
+    table: Tensor,
+    *,
+    constrained: bool,
+    random: bool,
+    no_id: int,
+) -> Tensor:
+    """As `seats.Seats.ended`, for draws without filters."""
+    rows, vocabulary = logits.shape
+    width = table.shape[1]
+    assert table.is_contiguous()
+    assert seat.stride() == step.stride()
+    block = 1_024
+    parts = triton.cdiv(vocabulary, block)
+    top = torch.empty(rows, parts, dtype=torch.float32, device=logits.device)
+    high = torch.empty_like(top) if random else top
+    at = torch.empty(rows, parts, dtype=torch.int32, device=logits.device)
+    values = torch.empty(rows, 1, dtype=torch.int64, device=logits.device)
+    columns = tables.columns
+    early = starts_early(logits.device)
+    options: dict[str, Any] = {"launch_pdl": True} if early else {}
+    _part_kernel[(rows, parts)](
+        logits.contiguous(), seat, step, seat.stride(0), tables.floats, tables.floats.shape[1], tables.integers,
+        tables.integers.shape[1], tables.bias, tables.stops.view(torch.uint8), tables.prompt.view(torch.uint8),
+        tables.counts, top, high, at, vocabulary, parts, CONSTRAINED=constrained, RANDOM=random,
+        TEMPERATURE=columns.temperature, SEED=columns.seed, REPETITION=columns.repetition, PRESENCE=columns.presence,
+        FREQUENCY=columns.frequency, MIN_TOKENS=columns.min_tokens, BLOCK=block, EARLY=early, **options,
+    )  # fmt: skip
+    _end_kernel[(rows,)](
+        top, high, at, seat, seat.stride(0), tables.counts, table, tables.rows, values, vocabulary, parts, width, no_id,
+        CONSTRAINED=constrained, RANDOM=random, PARTS=triton.next_power_of_2(parts), WIDE=triton.next_power_of_2(width),
+        EARLY=early, **options,
+    )  # fmt: skip
+    return values

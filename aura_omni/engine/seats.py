@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -60,6 +61,30 @@ class Taker:
         return max(self.sampling.top_k, 0), self.seed & MASK, self.sampling.min_tokens, max(self.inner.top_k, 0)
 
 
+class Columns(NamedTuple):
+    """Where a kernel finds what in the tables of numbers."""
+
+    temperature: int = 0
+    repetition: int = _REPETITION
+    presence: int = _PRESENCE
+    frequency: int = _FREQUENCY
+    seed: int = _SEED
+    min_tokens: int = _MIN_TOKENS
+
+
+class Tables(NamedTuple):
+    """What a `Seats` holds, for kernels: all [seats + 1, ...]."""
+
+    rows: Tensor  # [.., H]
+    floats: Tensor  # float32
+    integers: Tensor  # int64
+    bias: Tensor  # float32 [.., V]
+    stops: Tensor  # bool [.., V]
+    prompt: Tensor  # bool [.., V]: ids that repetition counts besides the outputs
+    counts: Tensor  # int32 [.., V]: of each id in the outputs
+    columns: Columns = Columns()
+
+
 class Seats:
     """rows [seats + 1, H]: the next input row of each. All tables are changed in place, so CUDA graphs may hold on to them."""
 
@@ -72,10 +97,11 @@ class Seats:
         self._integers = torch.zeros(count, 4, dtype=torch.int64, device=device)
         self._bias = torch.zeros(wide, device=device)
         self._stops = torch.zeros(wide, dtype=torch.bool, device=device)
-        self._prompt = torch.zeros(
-            wide, dtype=torch.bool, device=device
-        )  # ids that repetition counts besides the outputs
-        self._counts = torch.zeros(wide, dtype=torch.int32, device=device)  # of each id in the outputs
+        self._prompt = torch.zeros(wide, dtype=torch.bool, device=device)
+        self._counts = torch.zeros(wide, dtype=torch.int32, device=device)
+        self._tables = Tables(
+            self.rows, self._floats, self._integers, self._bias, self._stops, self._prompt, self._counts
+        )
         self._graph: Graphed | None = None
 
     def capture(self) -> None:
@@ -182,23 +208,12 @@ class Seats:
         return np.array([token for token in set(ids) if 0 <= token < self._vocabulary], np.int32)
 
     def constrain(self, logits: Tensor, seat: Tensor, step: Tensor) -> Tensor:
-        """logits float32 [B, V] -> the same with bias, bans and penalties of each row's seat, int64 [B]; step int64 [B]: ids said.
+        """logits [B, V] -> the same, float32, with bias, bans and penalties of each row's seat, int64 [B]; step int64 [B]: ids said.
 
         Order as in vLLM: bias, bans, repetition (positive logits divided, negative multiplied), presence and frequency.
         """
         if not logits.is_cpu:
-            return fused().constrain(
-                logits,
-                seat,
-                step,
-                floats=self._floats,
-                integers=self._integers,
-                bias=self._bias,
-                stops=self._stops,
-                prompt=self._prompt,
-                counts=self._counts,
-                columns=(_REPETITION, _PRESENCE, _FREQUENCY, _MIN_TOKENS),
-            )
+            return fused().constrain(logits, seat, step, self._tables)
         floats, counts = self._floats[seat], self._counts[seat]
         early = step < self._integers[seat, _MIN_TOKENS]
         logits = (logits + self._bias[seat]).masked_fill(self._stops[seat] & early[:, None], -torch.inf)
@@ -219,11 +234,32 @@ class Seats:
         inner = torch.stack((integers[:, _INNER_TOP_K], integers[:, _SEED], step), dim=1)
         return Draw(self._floats[seat, _INNER].contiguous(), inner, filters)
 
+    def ends(self, filters: Filters) -> bool:
+        """Whether `ended` can be called."""
+        return self._device.type != "cpu" and not (filters.top_k or filters.top_p or filters.min_p)
+
+    def ended(
+        self, logits: Tensor, seat: Tensor, step: Tensor, table: Tensor, *, constrained: bool, random: bool, no_id: int
+    ) -> Tensor:
+        """The end of a step in which nothing follows from an id but its row of table [V, H], in two launches: `constrain`, `sound`, the
+        draw, that row into the seat, `count`.
+
+        logits [B, V]; seat, step as above, also int32, of equal strides -> the ids int64 [B, 1], no_id where nothing is sound.
+        """
+        return fused().ended(
+            logits, seat, step, self._tables, table, constrained=constrained, random=random, no_id=no_id
+        )
+
     def count(self, seat: Tensor, ids: Tensor) -> None:
         """The sequences have said ids int64 [B]."""
         # A sum, because the spare seat may occur several times.
         one = torch.ones_like(ids, dtype=torch.int32)
         self._counts.view(-1).index_add_(0, seat * self._vocabulary + ids, one)
+
+
+def sound(logits: Tensor) -> Tensor:
+    """Whether there is something to choose from, bool [B]: not where there is no number, or +inf, or every id is banned."""
+    return logits.amax(-1).isfinite()
 
 
 def constrained(sampling: Sampling) -> bool:

@@ -22,7 +22,7 @@ from aura_omni.engine.graphs import Graphed, GraphPool, sizes_up_to
 from aura_omni.engine.lane import sent, staged
 from aura_omni.engine.numbers import RowNumbers, StepNumbers
 from aura_omni.engine.sampler import Filters, pick
-from aura_omni.engine.seats import Seats, Taker, constrained
+from aura_omni.engine.seats import Seats, Taker, constrained, sound
 from aura_omni.engine.sequence import Batch, Sequence
 from aura_omni.engine.stage_model import Embedded, Rows, StageModel, by_axis
 from aura_omni.flow import Sampling
@@ -342,28 +342,37 @@ class Steps:
 
     def _decoded(self, numbers: Tensor, *, how: _How) -> Tensor:
         """The rows in the seats through decoder and head, and on; values int64 [B, K]."""
-        row = self._numbers.unpack(numbers)
+        row, x, cos, sin = self._numbers.begun(numbers, self._seats.rows, self._model.decoder.rope)
         kv = self._kv.decode_step(row.slot, row.length, row.table)
-        return self._completed(self._model.decoder(self._seats.rows[row.seat], row.positions, kv), row, how)
+        return self._drawn(self._model.decoder.turned(x, cos, sin, kv), numbers, how=how, row=row)
 
     def _decoded_columns(self, columns: Tensor, *, how: _How) -> Tensor:
         """`_decoded` of numbers [n, B]."""
-        return self._decoded(columns.T.contiguous(), how=how)
+        return self._decoded(columns.T, how=how)
 
-    def _drawn(self, hidden: Tensor, numbers: Tensor, *, how: _How) -> Tensor:
-        return self._completed(hidden, self._numbers.unpack(numbers), how)
+    def _drawn(self, hidden: Tensor, numbers: Tensor, *, how: _How, row: RowNumbers | None = None) -> Tensor:
+        """From hidden [B, H] to the next ids and whatever the stage makes of them: values int64 [B, K], -1 where there is no id.
 
-    def _completed(self, hidden: Tensor, row: RowNumbers, how: _How) -> Tensor:
-        """From hidden [B, H] to the next ids and whatever the stage makes of them: values int64 [B, K], -1 where there is no id."""
-        seats, logits = self._seats, self._model.logits(hidden)
+        row: the numbers, where they are unpacked already.
+        """
+        model, seats, logits = self._model, self._seats, self._model.logits(hidden)
+        if model.embeddings is not None and seats.ends(how.filters):
+            return seats.ended(
+                logits,
+                *self._numbers.who(numbers),
+                model.embeddings,
+                constrained=how.constrained,
+                random=how.filters.random,
+                no_id=NO_ID,
+            )
+        row = row or self._numbers.unpack(numbers)
         if how.constrained:
             logits = seats.constrain(logits, row.seat, row.step)
-        # No number, +inf, or every id banned: there is nothing to choose from.
-        sound = logits.amax(-1).isfinite()
-        ids = torch.where(sound, pick(logits, seats.draw(row.seat, row.step, how.filters)), 0)
+        sound_rows = sound(logits)
+        ids = torch.where(sound_rows, pick(logits, seats.draw(row.seat, row.step, how.filters)), 0)
         values, rows = self._model.complete(hidden, ids, seats.inner_draw(row.seat, row.step, how.inner), row.extra)
         # Last, so that a step that failed before has changed nothing.
         seats.rows.index_copy_(0, row.seat, rows)
         if how.constrained:
             seats.count(row.seat, ids)
-        return torch.where(sound[:, None], values, NO_ID)
+        return torch.where(sound_rows[:, None], values, NO_ID)

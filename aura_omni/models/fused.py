@@ -23,14 +23,17 @@ def starts_early(device: torch.device) -> bool:
 
 
 @triton.jit
-def _rms_norm_kernel(x_ptr, weight_ptr, out_ptr, size, eps, BLOCK: tl.constexpr):
+def _rms_norm_kernel(x_ptr, weight_ptr, out_ptr, size, eps, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    """Program: a row. EARLY: it begins before the kernel in front of it has ended."""
     row = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, BLOCK)
     inside = dims < size
+    weight = tl.load(weight_ptr + dims, mask=inside, other=0.0)
+    if EARLY:
+        gdc_wait()
     x = tl.load(x_ptr + row * size + dims, mask=inside, other=0.0)
     wide = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, 0) / size + eps)
-    weight = tl.load(weight_ptr + dims, mask=inside, other=0.0)
     tl.store(out_ptr + row * size + dims, (wide * scale).to(x.dtype) * weight, mask=inside)
 
 
@@ -39,7 +42,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     x = x.contiguous()
     out = torch.empty_like(x)
     size = x.shape[-1]
-    _rms_norm_kernel[(x.numel() // size,)](x, weight, out, size, eps, BLOCK=triton.next_power_of_2(size))
+    early = starts_early(x.device)
+    options: dict[str, Any] = {"launch_pdl": True} if early else {}
+    _rms_norm_kernel[(x.numel() // size,)](
+        x, weight, out, size, eps, BLOCK=triton.next_power_of_2(size), EARLY=early, **options
+    )
     return out
 
 

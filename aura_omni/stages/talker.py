@@ -303,8 +303,8 @@ class TalkerStage(StageModel):
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [B, H] -> float32 [B, codec vocabulary]; ids that are neither codes nor eos are at -inf."""
-        return self.talker.codec_head(hidden).float().masked_fill(self._banned, -torch.inf)
+        """hidden [B, H] -> [B, codec vocabulary]; ids that are neither codes nor eos are at -inf."""
+        return self.talker.codec_head(hidden).masked_fill(self._banned, -torch.inf)
 
     @torch.no_grad()
     def complete(self, hidden: Tensor, ids: Tensor, draw: Draw, numbers: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aura_omni.engine.sampler import Draw, pick
+from aura_omni.engine.numbers import StepNumbers
+from aura_omni.engine.sampler import Draw, Filters, pick
+from aura_omni.engine.seats import Seats, Taker, sound
 from aura_omni.flow import Sampling
 from aura_omni.models import fp8, layers, qwen3, qwen3_vl
 from aura_omni.models.layers import DenseKV, RMSNorm, Rope, rotate
@@ -22,7 +24,7 @@ from tests.models.test_fp8 import CONFIG
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytest.importorskip("triton")
 
-from aura_omni.engine import fused_sampler, paged_attention  # noqa: E402
+from aura_omni.engine import fused_numbers, fused_sampler, paged_attention  # noqa: E402
 from aura_omni.models import fused, fused_fp8, fused_linear, fused_tiles  # noqa: E402
 
 PAGE = 16
@@ -72,6 +74,85 @@ def test_the_threshold_of_top_k_is_the_sorted_one() -> None:
             logits.to(DEVICE), draw.floats.to(DEVICE), draw.integers.to(DEVICE), top_k=True, stream=0
         )
         assert set(ours.tolist()) == kept
+
+
+@pytest.mark.parametrize("vocabulary", [97, 1_024, 2_500, *([151_936] if DEVICE.type == "cuda" else [])])
+@pytest.mark.parametrize("random", [False, True])
+@pytest.mark.parametrize("penalised", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_end_of_a_step_is_the_plain_one(vocabulary: int, random: bool, penalised: bool, dtype: torch.dtype) -> None:
+    """Of rows with nothing to choose from, of ties, and of rows that are nobody's, all of which sit in one seat."""
+    torch.manual_seed(0)
+    ways = {"repetition_penalty": 1.3, "min_tokens": 3, "logit_bias": {4: 3.0}, "presence_penalty": 0.1}
+    ways |= {"frequency_penalty": 0.2}
+    rows = [
+        Sampling(temperature=0.7 if random and seat % 3 else 0.0).merged(ways if penalised else {}) for seat in range(6)
+    ]
+    takers = [
+        Taker(seat, sampling, inner=Sampling(), seed=seat, prompt=[1, 2], outputs=[5, 5], stop_ids=[9])
+        for seat, sampling in enumerate(rows)
+    ]
+    filters = Filters.of(rows)
+    assert filters.random == random
+    seat, step = torch.tensor([2, 1, 4, 3, 0, 5, 6, 6]), torch.arange(8)
+    logits = (3 * torch.randn(len(seat), vocabulary)).round().to(dtype)
+    logits[0], logits[1, vocabulary - 1], logits[2, 7] = -torch.inf, torch.nan, torch.inf
+    logits[3, 20] = logits[3, vocabulary - 5] = 40
+    logits[4, vocabulary - 1] = 40
+    logits[5, :-1] = -torch.inf
+    table = torch.randn(vocabulary, 24)
+    plain, ours = (
+        Seats(6, hidden=24, vocabulary=vocabulary, dtype=torch.float32, device=device)
+        for device in (torch.device("cpu"), DEVICE)
+    )
+    for seats in (plain, ours):
+        seats.fill(takers)
+    bound = plain.constrain(logits, seat, step) if penalised else logits
+    there = sound(bound)
+    assert there.tolist() == [False, False, False, True, True, True, True, True]
+    ids = torch.where(there, pick(bound, plain.draw(seat, step, filters)), 0)
+    assert ids[3:6].tolist() == [20, vocabulary - 1, vocabulary - 1]
+    plain.rows.index_copy_(0, seat, table[ids])
+    if penalised:
+        plain.count(seat, ids)
+    at = torch.stack((seat, step, seat), dim=1).int().to(DEVICE)
+    how = {"constrained": penalised, "random": random, "no_id": -1}
+    values = ours.ended(logits.to(DEVICE), at[:, 0], at[:, 1], table.to(DEVICE), **how)
+    assert torch.equal(values.cpu()[:, 0], torch.where(there, ids, -1))
+    assert torch.equal(ours.rows[:6].cpu(), plain.rows[:6])
+    # What has been counted shows in what the next step makes of equal logits, also in the seat that occurs twice.
+    even = torch.ones(7, vocabulary)
+    seat, step = torch.arange(7), torch.full((7,), 8)
+    found = ours.constrain(even.to(DEVICE), seat.to(DEVICE), step.to(DEVICE)).cpu()
+    torch.testing.assert_close(found, plain.constrain(even, seat, step), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("axes", [1, 3])
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)])
+def test_what_a_step_begins_with_is_the_plain_gathering(
+    axes: int, turned: bool, dtype: torch.dtype, limit: float
+) -> None:
+    torch.manual_seed(0)
+    pages, hidden = 1_100, 1_200  # more than one program has
+    rope = Rope(32, 1e6, (6, 5, 5) if axes == 3 else None)
+    many = StepNumbers(axes=axes, extra=2, seats=5, page_size=PAGE, spare_page=9, most_pages=pages)
+    numbers = torch.randint(0, 200_000, (3, many.width + pages), dtype=torch.int32)
+    numbers[:, 0] = torch.tensor([4, 0, 5])
+    rows = torch.randn(6, hidden).to(dtype)
+    plain, *expected = many.begun(numbers, rows, rope)
+    given = numbers.T.contiguous().to(DEVICE).T if turned else numbers.to(DEVICE)
+    columns, length, table, *found = fused_numbers.begun(
+        given, rows.to(DEVICE), *rope.on(DEVICE), width=many.width, columns=(0, 3, 4), axes=axes
+    )
+    assert torch.equal(columns.cpu(), numbers[:, : many.width].T.long())
+    assert torch.equal(length.cpu(), plain.length)
+    assert torch.equal(table.cpu(), plain.table)
+    assert (length.dtype, table.dtype, table.stride(1)) == (torch.int32, torch.int32, 1)
+    assert torch.equal(found[0].cpu(), expected[0])
+    for ours, by_hand in zip(found[1:], expected[1:], strict=True):
+        assert ours.dtype == dtype
+        assert_close(ours.cpu(), by_hand, limit)
 
 
 # ------------------------------------------------------------ attention
