@@ -70,6 +70,23 @@ def _threshold(values, rank, BITS: tl.constexpr):
     return tl.where(found >= 0x80000000, found ^ 0x80000000, found ^ 0xFFFFFFFF).to(tl.float32, bitcast=True)
 
 
+@triton.jit
+def _picked(logits, inside, vocabulary, temperature, top_k, noise, TOP_K: tl.constexpr, BITS: tl.constexpr):
+    """The id that is drawn from a whole row of logits float32, whose bits after the first BITS are zero."""
+    scores = logits / tl.maximum(temperature, 1e-6)
+    if TOP_K:
+        rank = tl.minimum(tl.maximum(top_k, 1), vocabulary)
+        if BITS == 16:
+            beyond = logits < _threshold(logits, rank, 16)  # their quotients are in the same order, and as different
+        else:
+            beyond = scores < _threshold(scores, rank, 32)
+        scores = tl.where(beyond & (top_k > 0), float("-inf"), scores)
+    noisy = tl.where(temperature > 0, scores + noise, logits)
+    token = tl.argmax(tl.where(inside, noisy, float("-inf")), 0)
+    # Where nothing is a number the best one may be beyond the vocabulary, and an index must not be.
+    return tl.minimum(token, vocabulary - 1).to(tl.int64)
+
+
 @triton.jit(do_not_specialize=["stream"])
 def _pick_kernel(
     logits_ptr, floats_ptr, integers_ptr, out_ptr, table_ptr, rows_ptr, stream, vocabulary, width,
@@ -89,18 +106,8 @@ def _pick_kernel(
     if EARLY:
         gdc_wait()
     logits = tl.load(logits_ptr + row * vocabulary + tokens, mask=inside, other=float("-inf")).to(tl.float32)
-    scores = logits / tl.maximum(temperature, 1e-6)
-    if TOP_K:
-        rank = tl.minimum(tl.maximum(top_k, 1), vocabulary)
-        if logits_ptr.dtype.element_ty == tl.bfloat16:
-            beyond = logits < _threshold(logits, rank, 16)  # their quotients are in the same order, and as different
-        else:
-            beyond = scores < _threshold(scores, rank, 32)
-        scores = tl.where(beyond & (top_k > 0), float("-inf"), scores)
-    noisy = tl.where(temperature > 0, scores + noise, logits)
-    token = tl.argmax(tl.where(inside, noisy, float("-inf")), 0)
-    # Where nothing is a number the best one may be beyond the vocabulary, and an index must not be.
-    token = tl.minimum(token, vocabulary - 1).to(tl.int64)
+    BITS: tl.constexpr = 16 if logits_ptr.dtype.element_ty == tl.bfloat16 else 32
+    token = _picked(logits, inside, vocabulary, temperature, top_k, noise, TOP_K, BITS)
     tl.store(out_ptr + row, token)
     if ROWS:
         dims = tl.arange(0, WIDE)
@@ -175,6 +182,107 @@ def constrain(logits: Tensor, seat: Tensor, step: Tensor, tables: Tables) -> Ten
         tables.bias, tables.stops.view(torch.uint8), tables.prompt.view(torch.uint8), tables.counts, out, vocabulary,
         REPETITION=columns.repetition, PRESENCE=columns.presence, FREQUENCY=columns.frequency,
         MIN_TOKENS=columns.min_tokens, BLOCK=1_024,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _choose_kernel(
+    logits_ptr, seat_ptr, step_ptr, floats_ptr, floats_width, integers_ptr, integers_width, bias_ptr, stops_ptr, prompt_ptr,
+    counts_ptr, ids_ptr, sound_ptr, inner_floats_ptr, inner_integers_ptr, vocabulary,
+    CONSTRAINED: tl.constexpr, TOP_K: tl.constexpr, REPETITION: tl.constexpr, PRESENCE: tl.constexpr,
+    FREQUENCY: tl.constexpr, MIN_TOKENS: tl.constexpr, RANK: tl.constexpr, SEED: tl.constexpr, INNER: tl.constexpr,
+    INNER_RANK: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Program: a row, with the tables of its seat. Also says what the stage draws with besides.
+
+    EARLY: it begins before the kernel in front of it has ended, with what is older than that.
+    """
+    row, tokens = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    inside = tokens < vocabulary
+    seat, step = tl.load(seat_ptr + row), tl.load(step_ptr + row)
+    floats, integers = floats_ptr + seat * floats_width, integers_ptr + seat * integers_width
+    seed, column = tl.load(integers + SEED), tl.arange(0, 4)
+    inner = tl.load(floats + INNER + column, mask=column < 3, other=0.0)
+    inner_integers = tl.where(column == 0, tl.load(integers + INNER_RANK), tl.where(column == 1, seed, step))
+    noise = _gumbel(seed, step, 0, tokens)
+    temperature = tl.load(floats)
+    if EARLY:
+        gdc_wait()
+    tl.store(inner_floats_ptr + row * 3 + column, inner, mask=column < 3)
+    tl.store(inner_integers_ptr + row * 3 + column, inner_integers, mask=column < 3)
+    value = tl.load(logits_ptr + row * vocabulary + tokens, mask=inside, other=float("-inf")).to(tl.float32)
+    if CONSTRAINED:
+        value = _constrained(
+            value, tokens, inside, vocabulary, seat, step, floats_ptr, floats_width, integers_ptr, integers_width,
+            bias_ptr, stops_ptr, prompt_ptr, counts_ptr, REPETITION, PRESENCE, FREQUENCY, MIN_TOKENS,
+        )  # fmt: skip
+        value = tl.where(inside, value, float("-inf"))
+    top = tl.max(tl.where(value == value, value, float("inf")), 0)
+    sound = (top > float("-inf")) & (top < float("inf"))
+    BITS: tl.constexpr = 16 if logits_ptr.dtype.element_ty == tl.bfloat16 and not CONSTRAINED else 32
+    token = _picked(value, inside, vocabulary, temperature, tl.load(integers + RANK), noise, TOP_K, BITS)
+    tl.store(ids_ptr + row, tl.where(sound, token, 0))
+    tl.store(sound_ptr + row, sound.to(tl.uint8))
+
+
+def choose(
+    logits: Tensor, seat: Tensor, step: Tensor, tables: Tables, *, constrained: bool, top_k: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As `seats.Seats.chosen`, of up to MOST_VOCABULARY ids without other filters: the ids int64 [B], which of them are sound bool [B],
+    and floats and integers [B, 3] of the inner `Draw`."""
+    rows, vocabulary = logits.shape
+    ids, sound = torch.empty_like(seat), torch.empty_like(seat, dtype=torch.bool)
+    floats, integers = tables.floats.new_empty(rows, 3), tables.integers.new_empty(rows, 3)
+    columns = tables.columns
+    early = starts_early(logits.device)
+    options: dict[str, Any] = {"launch_pdl": True} if early else {}
+    _choose_kernel[(rows,)](
+        logits.contiguous(), seat, step, tables.floats, tables.floats.shape[1], tables.integers, tables.integers.shape[1],
+        tables.bias, tables.stops.view(torch.uint8), tables.prompt.view(torch.uint8), tables.counts, ids,
+        sound.view(torch.uint8), floats, integers, vocabulary, CONSTRAINED=constrained, TOP_K=top_k,
+        REPETITION=columns.repetition, PRESENCE=columns.presence, FREQUENCY=columns.frequency,
+        MIN_TOKENS=columns.min_tokens, RANK=columns.top_k, SEED=columns.seed, INNER=columns.inner,
+        INNER_RANK=columns.inner_top_k, BLOCK=triton.next_power_of_2(vocabulary), EARLY=early, **options,
+    )  # fmt: skip
+    return ids, sound, floats, integers
+
+
+@triton.jit
+def _keep_kernel(
+    seat_ptr, ids_ptr, sound_ptr, given_ptr, rows_ptr, values_ptr, counts_ptr, out_ptr, vocabulary, width, kinds, no_id,
+    CONSTRAINED: tl.constexpr, WIDE: tl.constexpr, KINDS: tl.constexpr,
+):  # fmt: skip
+    """Program: a row."""
+    row, dims, kind = tl.program_id(0).to(tl.int64), tl.arange(0, WIDE), tl.arange(0, KINDS)
+    seat = tl.load(seat_ptr + row)
+    given = tl.load(given_ptr + row * width + dims, mask=dims < width)
+    tl.store(rows_ptr + seat * width + dims, given, mask=dims < width)
+    if CONSTRAINED:
+        # Atomic, because the spare seat may occur several times.
+        tl.atomic_add(counts_ptr + seat * vocabulary + tl.load(ids_ptr + row), 1)
+    value = tl.load(values_ptr + row * kinds + kind, mask=kind < kinds, other=0)
+    tl.store(out_ptr + row * kinds + kind, tl.where(tl.load(sound_ptr + row) != 0, value, no_id), mask=kind < kinds)
+
+
+def keep(
+    seat: Tensor,
+    ids: Tensor,
+    sound: Tensor,
+    rows: Tensor,
+    values: Tensor,
+    tables: Tables,
+    *,
+    constrained: bool,
+    no_id: int,
+) -> Tensor:
+    """As `seats.Seats.kept`."""
+    out = torch.empty_like(values)
+    width, kinds = rows.shape[1], values.shape[1]
+    _keep_kernel[(len(seat),)](
+        seat, ids, sound.view(torch.uint8), rows.contiguous(), tables.rows, values.contiguous(), tables.counts, out,
+        tables.counts.shape[1], width, kinds, no_id, CONSTRAINED=constrained, WIDE=triton.next_power_of_2(width),
+        KINDS=triton.next_power_of_2(kinds),
     )  # fmt: skip
     return out
 

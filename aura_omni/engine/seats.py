@@ -18,7 +18,7 @@ from torch import Tensor
 
 from aura_omni.engine.graphs import Graphed, GraphPool
 from aura_omni.engine.lane import sent, sent_together, staged
-from aura_omni.engine.sampler import MASK, Draw, Filters, fused
+from aura_omni.engine.sampler import MASK, Draw, Filters, fused, pick
 from aura_omni.flow import Sampling
 
 # Columns of the two tables of numbers. What a stage draws besides the id has a sampling of its own, the inner one.
@@ -64,12 +64,15 @@ class Taker:
 class Columns(NamedTuple):
     """Where a kernel finds what in the tables of numbers."""
 
-    temperature: int = 0
+    temperature: int = _OWN.start
     repetition: int = _REPETITION
     presence: int = _PRESENCE
     frequency: int = _FREQUENCY
+    inner: int = _INNER.start
+    top_k: int = _TOP_K
     seed: int = _SEED
     min_tokens: int = _MIN_TOKENS
+    inner_top_k: int = _INNER_TOP_K
 
 
 class Tables(NamedTuple):
@@ -99,7 +102,7 @@ class Seats:
         self._stops = torch.zeros(wide, dtype=torch.bool, device=device)
         self._prompt = torch.zeros(wide, dtype=torch.bool, device=device)
         self._counts = torch.zeros(wide, dtype=torch.int32, device=device)
-        self._tables = Tables(
+        self.tables = Tables(
             self.rows, self._floats, self._integers, self._bias, self._stops, self._prompt, self._counts
         )
         self._graph: Graphed | None = None
@@ -213,7 +216,7 @@ class Seats:
         Order as in vLLM: bias, bans, repetition (positive logits divided, negative multiplied), presence and frequency.
         """
         if not logits.is_cpu:
-            return fused().constrain(logits, seat, step, self._tables)
+            return fused().constrain(logits, seat, step, self.tables)
         floats, counts = self._floats[seat], self._counts[seat]
         early = step < self._integers[seat, _MIN_TOKENS]
         logits = (logits + self._bias[seat]).masked_fill(self._stops[seat] & early[:, None], -torch.inf)
@@ -234,6 +237,40 @@ class Seats:
         inner = torch.stack((integers[:, _INNER_TOP_K], integers[:, _SEED], step), dim=1)
         return Draw(self._floats[seat, _INNER].contiguous(), inner, filters)
 
+    def chosen(
+        self, logits: Tensor, seat: Tensor, step: Tensor, filters: Filters, inner: Filters, *, constrained: bool
+    ) -> tuple[Tensor, Tensor, Draw]:
+        """logits [B, V] -> the ids that come next int64 [B], which are 0 where nothing is `sound`; that, bool [B]; and the inner draw.
+
+        On CUDA in one launch, from a codebook.
+        """
+        plain = logits.is_cpu or filters.top_p or filters.min_p
+        if not plain and self._vocabulary <= fused().MOST_VOCABULARY:
+            top_k = filters.top_k > 0
+            ids, there, floats, integers = fused().choose(
+                logits, seat, step, self.tables, constrained=constrained, top_k=top_k
+            )
+            return ids, there, Draw(floats, integers, inner)
+        if constrained:
+            logits = self.constrain(logits, seat, step)
+        there = sound(logits)
+        ids = torch.where(there, pick(logits, self.draw(seat, step, filters)), 0)
+        return ids, there, self.inner_draw(seat, step, inner)
+
+    def kept(
+        self, seat: Tensor, ids: Tensor, sound: Tensor, rows: Tensor, values: Tensor, *, constrained: bool, no_id: int
+    ) -> Tensor:
+        """What `chosen` and the stage have made is kept: rows [B, H] in the seats, the ids int64 [B] counted.
+
+        Returns the values int64 [B, K], no_id where nothing is sound.
+        """
+        if not rows.is_cpu:
+            return fused().keep(seat, ids, sound, rows, values, self.tables, constrained=constrained, no_id=no_id)
+        self.rows.index_copy_(0, seat, rows)
+        if constrained:
+            self.count(seat, ids)
+        return torch.where(sound[:, None], values, no_id)
+
     def ends(self, filters: Filters) -> bool:
         """Whether `ended` can be called."""
         return self._device.type != "cpu" and not (filters.top_k or filters.top_p or filters.min_p)
@@ -241,13 +278,12 @@ class Seats:
     def ended(
         self, logits: Tensor, seat: Tensor, step: Tensor, table: Tensor, *, constrained: bool, random: bool, no_id: int
     ) -> Tensor:
-        """The end of a step in which nothing follows from an id but its row of table [V, H], in two launches: `constrain`, `sound`, the
-        draw, that row into the seat, `count`.
+        """`chosen` and `kept` where nothing follows from an id but its row of table [V, H], in two launches.
 
-        logits [B, V]; seat, step as above, also int32, of equal strides -> the ids int64 [B, 1], no_id where nothing is sound.
+        seat, step: also int32, of equal strides. Returns the ids int64 [B, 1], no_id where nothing is sound.
         """
         return fused().ended(
-            logits, seat, step, self._tables, table, constrained=constrained, random=random, no_id=no_id
+            logits, seat, step, self.tables, table, constrained=constrained, random=random, no_id=no_id
         )
 
     def count(self, seat: Tensor, ids: Tensor) -> None:

@@ -21,8 +21,8 @@ from aura_omni.engine.attention import Joined, PagedKV
 from aura_omni.engine.graphs import Graphed, GraphPool, sizes_up_to
 from aura_omni.engine.lane import sent, staged
 from aura_omni.engine.numbers import RowNumbers, StepNumbers
-from aura_omni.engine.sampler import Filters, pick
-from aura_omni.engine.seats import Seats, Taker, constrained, sound
+from aura_omni.engine.sampler import Filters
+from aura_omni.engine.seats import Seats, Taker, constrained
 from aura_omni.engine.sequence import Batch, Sequence
 from aura_omni.engine.stage_model import Embedded, Rows, StageModel, by_axis
 from aura_omni.flow import Sampling
@@ -366,13 +366,9 @@ class Steps:
                 no_id=NO_ID,
             )
         row = row or self._numbers.unpack(numbers)
-        if how.constrained:
-            logits = seats.constrain(logits, row.seat, row.step)
-        sound_rows = sound(logits)
-        ids = torch.where(sound_rows, pick(logits, seats.draw(row.seat, row.step, how.filters)), 0)
-        values, rows = self._model.complete(hidden, ids, seats.inner_draw(row.seat, row.step, how.inner), row.extra)
+        ids, there, inner = seats.chosen(
+            logits, row.seat, row.step, how.filters, how.inner, constrained=how.constrained
+        )
+        values, rows = model.complete(hidden, ids, inner, row.extra)
         # Last, so that a step that failed before has changed nothing.
-        seats.rows.index_copy_(0, row.seat, rows)
-        if how.constrained:
-            seats.count(row.seat, ids)
-        return torch.where(sound_rows[:, None], values, NO_ID)
+        return seats.kept(row.seat, ids, there, rows, values, constrained=how.constrained, no_id=NO_ID)

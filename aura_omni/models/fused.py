@@ -172,6 +172,34 @@ def qk_norm_rope(
 
 
 @triton.jit
+def _summed_rows_kernel(
+    ids_ptr, offsets_ptr, table_ptr, out_ptr, width, IDS: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Program (row, BLOCK of its sums)."""
+    row, dims = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    place = tl.arange(0, PLACES)
+    there = place < IDS
+    at = tl.load(ids_ptr + row * IDS + place, mask=there, other=0) + tl.load(offsets_ptr + place, mask=there, other=0)
+    held = tl.load(
+        table_ptr + at[:, None] * width + dims[None, :], mask=there[:, None] & (dims < width)[None, :], other=0.0
+    )
+    total = tl.sum(held.to(tl.float32), 0)
+    tl.store(out_ptr + row * width + dims, total.to(held.dtype), mask=dims < width)
+
+
+def summed_rows(ids: Tensor, offsets: Tensor, table: Tensor) -> Tensor:
+    """ids int64 [N, K], with offsets int64 [K] added, name rows of table [V, H] -> the sums of each K of them [N, H], in float32 until
+    they are rounded once."""
+    rows, count = ids.shape
+    width = table.shape[1]
+    out = table.new_empty(rows, width)
+    _summed_rows_kernel[(rows, triton.cdiv(width, 128))](
+        ids.contiguous(), offsets, table, out, width, IDS=count, PLACES=triton.next_power_of_2(count), BLOCK=128
+    )
+    return out
+
+
+@triton.jit
 def _silu_mul_kernel(gate_up_ptr, out_ptr, size, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     dims = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -179,7 +179,11 @@ def launches() -> Iterator[Callable[[], object]]:
     yield partial(fused.turn_patches, made(1, 920, 3 * 1_152), angles, angles, 16)
     draw = made(8, 3, dtype=torch.float32), integers(8, 3)
     yield partial(fused_sampler.pick_small, made(8, 2_048), *draw, top_k=True, stream=1, table=made(2_048, 1_024))
-    yield partial(fused_sampler.pick_small, made(8, 3_072, dtype=torch.float32), *draw, top_k=True, stream=0)
+    held, how = tables(2_048, 3_072), {"constrained": True}
+    yield partial(fused_sampler.choose, made(8, 3_072), integers(8), integers(8), held, top_k=True, **how)
+    values = integers(8), made(8, dtype=torch.bool), made(8, 2_048), integers(8, 16)
+    yield partial(fused_sampler.keep, integers(8), *values, held, no_id=-1, **how)
+    yield partial(fused.summed_rows, integers(8, 16), integers(16), made(33_792, 2_048))
     yield partial(fused_sampler.constrain, made(8, 3_072), integers(8), integers(8), tables(2_048, 3_072))
     for hidden, batch, axes in ((2_048, 1, 1), (2_048, 8, 1), (4_096, 1, 3), (4_096, 8, 3)):
         numbers = integers(4 + axes + 512, batch, dtype=torch.int32).T

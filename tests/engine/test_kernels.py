@@ -13,7 +13,7 @@ from torch import Tensor
 
 from aura_omni.engine.numbers import StepNumbers
 from aura_omni.engine.sampler import Draw, Filters, pick
-from aura_omni.engine.seats import Seats, Taker, sound
+from aura_omni.engine.seats import Seats, Taker
 from aura_omni.flow import Sampling
 from aura_omni.models import fp8, layers, qwen3, qwen3_vl
 from aura_omni.models.layers import DenseKV, RMSNorm, Rope, rotate
@@ -76,6 +76,32 @@ def test_the_threshold_of_top_k_is_the_sorted_one() -> None:
         assert set(ours.tolist()) == kept
 
 
+def takers_of(rows: list[Sampling], *, penalised: bool) -> list[Taker]:
+    """One for each seat, with everything that comes between logits and a draw."""
+    ways = {"repetition_penalty": 1.3, "min_tokens": 3, "presence_penalty": 0.1, "frequency_penalty": 0.2}
+    more = {"prompt": [1, 2], "outputs": [5, 5], "stop_ids": [9]}
+    inner = Sampling(temperature=0.6, top_k=7)
+    return [
+        Taker(seat, row.merged({**ways, "logit_bias": {4: 3.0}}) if penalised else row, inner=inner, seed=seat, **more)
+        for seat, row in enumerate(rows)
+    ]
+
+
+def seats_of(takers: list[Taker], vocabulary: int) -> tuple[Seats, Seats]:
+    """Those of plain code, and those of kernels."""
+    both = [
+        Seats(len(takers), hidden=24, vocabulary=vocabulary, dtype=torch.float32, device=device)
+        for device in (torch.device("cpu"), DEVICE)
+    ]
+    for seats in both:
+        seats.fill(takers)
+    return both[0], both[1]
+
+
+def assert_same_counts(plain: Seats, ours: Seats) -> None:
+    assert torch.equal(ours.tables.counts.cpu(), plain.tables.counts)
+
+
 @pytest.mark.parametrize("vocabulary", [97, 1_024, 2_500, *([151_936] if DEVICE.type == "cuda" else [])])
 @pytest.mark.parametrize("random", [False, True])
 @pytest.mark.parametrize("penalised", [False, True])
@@ -83,16 +109,9 @@ def test_the_threshold_of_top_k_is_the_sorted_one() -> None:
 def test_the_end_of_a_step_is_the_plain_one(vocabulary: int, random: bool, penalised: bool, dtype: torch.dtype) -> None:
     """Of rows with nothing to choose from, of ties, and of rows that are nobody's, all of which sit in one seat."""
     torch.manual_seed(0)
-    ways = {"repetition_penalty": 1.3, "min_tokens": 3, "logit_bias": {4: 3.0}, "presence_penalty": 0.1}
-    ways |= {"frequency_penalty": 0.2}
-    rows = [
-        Sampling(temperature=0.7 if random and seat % 3 else 0.0).merged(ways if penalised else {}) for seat in range(6)
-    ]
-    takers = [
-        Taker(seat, sampling, inner=Sampling(), seed=seat, prompt=[1, 2], outputs=[5, 5], stop_ids=[9])
-        for seat, sampling in enumerate(rows)
-    ]
-    filters = Filters.of(rows)
+    temperatures = [0.7 if random and seat % 3 else 0.0 for seat in range(6)]
+    takers = takers_of([Sampling(temperature=temperature) for temperature in temperatures], penalised=penalised)
+    filters = Filters.of(taker.sampling for taker in takers)
     assert filters.random == random
     seat, step = torch.tensor([2, 1, 4, 3, 0, 5, 6, 6]), torch.arange(8)
     logits = (3 * torch.randn(len(seat), vocabulary)).round().to(dtype)
@@ -101,30 +120,57 @@ def test_the_end_of_a_step_is_the_plain_one(vocabulary: int, random: bool, penal
     logits[4, vocabulary - 1] = 40
     logits[5, :-1] = -torch.inf
     table = torch.randn(vocabulary, 24)
-    plain, ours = (
-        Seats(6, hidden=24, vocabulary=vocabulary, dtype=torch.float32, device=device)
-        for device in (torch.device("cpu"), DEVICE)
-    )
-    for seats in (plain, ours):
-        seats.fill(takers)
-    bound = plain.constrain(logits, seat, step) if penalised else logits
-    there = sound(bound)
+    plain, ours = seats_of(takers, vocabulary)
+    ids, there, _ = plain.chosen(logits, seat, step, filters, filters, constrained=penalised)
     assert there.tolist() == [False, False, False, True, True, True, True, True]
-    ids = torch.where(there, pick(bound, plain.draw(seat, step, filters)), 0)
-    assert ids[3:6].tolist() == [20, vocabulary - 1, vocabulary - 1]
-    plain.rows.index_copy_(0, seat, table[ids])
-    if penalised:
-        plain.count(seat, ids)
+    assert ids[:6].tolist() == [0, 0, 0, 20, vocabulary - 1, vocabulary - 1]
+    expected = plain.kept(seat, ids, there, table[ids], ids[:, None], constrained=penalised, no_id=-1)
     at = torch.stack((seat, step, seat), dim=1).int().to(DEVICE)
     how = {"constrained": penalised, "random": random, "no_id": -1}
     values = ours.ended(logits.to(DEVICE), at[:, 0], at[:, 1], table.to(DEVICE), **how)
-    assert torch.equal(values.cpu()[:, 0], torch.where(there, ids, -1))
+    assert torch.equal(values.cpu(), expected)
     assert torch.equal(ours.rows[:6].cpu(), plain.rows[:6])
-    # What has been counted shows in what the next step makes of equal logits, also in the seat that occurs twice.
-    even = torch.ones(7, vocabulary)
-    seat, step = torch.arange(7), torch.full((7,), 8)
-    found = ours.constrain(even.to(DEVICE), seat.to(DEVICE), step.to(DEVICE)).cpu()
-    torch.testing.assert_close(found, plain.constrain(even, seat, step), atol=1e-6, rtol=1e-6)
+    assert_same_counts(plain, ours)
+
+
+@pytest.mark.parametrize("vocabulary", [64, 100, 3_072])
+@pytest.mark.parametrize("top_k", [0, 50])
+@pytest.mark.parametrize("penalised", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_first_code_of_a_frame_and_its_end_are_the_plain_ones(
+    vocabulary: int, top_k: int, penalised: bool, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    takers = takers_of([Sampling(temperature=0.9 * (seat % 3), top_k=top_k) for seat in range(6)], penalised=penalised)
+    filters, inner = (Filters.of(getattr(taker, kind) for taker in takers) for kind in ("sampling", "inner"))
+    seat, step = torch.tensor([2, 1, 4, 3, 0, 5, 6, 6]), torch.arange(8)
+    logits = (3 * torch.randn(len(seat), vocabulary)).round().to(dtype)
+    logits[0], logits[1, vocabulary - 1], logits[2, 7] = -torch.inf, torch.nan, torch.inf
+    logits[3, 20] = logits[3, vocabulary - 5] = 40
+    plain, ours = seats_of(takers, vocabulary)
+    expected = plain.chosen(logits, seat, step, filters, inner, constrained=penalised)
+    assert expected[0][:4].tolist() == [0, 0, 0, 20]
+    how = {"constrained": penalised, "top_k": top_k > 0}
+    found = fused_sampler.choose(logits.to(DEVICE), seat.to(DEVICE), step.to(DEVICE), ours.tables, **how)
+    draw = expected[2]
+    for one, other in zip(found, (*expected[:2], draw.floats, draw.integers), strict=True):
+        assert torch.equal(one.cpu(), other)
+        assert one.dtype == other.dtype
+    ids, there, rows, values = *expected[:2], torch.randn(8, 24), torch.randint(0, 2_048, (8, 16))
+    end = {"constrained": penalised, "no_id": -1}
+    kept = plain.kept(seat, ids, there, rows, values, **end)
+    assert kept[0].tolist() == [-1] * 16
+    given = [one.to(DEVICE) for one in (seat, ids, there, rows, values)]
+    assert torch.equal(fused_sampler.keep(*given, ours.tables, **end).cpu(), kept)
+    assert torch.equal(ours.rows[:6].cpu(), plain.rows[:6])
+    assert_same_counts(plain, ours)
+
+
+def test_a_frame_of_codes_becomes_the_sum_of_their_rows() -> None:
+    table = torch.randn(3 * 50, 200)
+    codes, offsets = torch.randint(0, 50, (4, 3)), torch.tensor([0, 50, 100])
+    found = fused.summed_rows(codes.to(DEVICE), offsets.to(DEVICE), table.to(DEVICE)).cpu()
+    torch.testing.assert_close(found, table[codes + offsets].sum(1), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("axes", [1, 3])
