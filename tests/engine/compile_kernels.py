@@ -19,7 +19,7 @@ from triton.compiler import ASTSource
 from triton.compiler import compile as compiled
 from triton.runtime.driver import driver
 
-from aura_omni.engine import fused_numbers, fused_sampler, paged_attention, paged_row
+from aura_omni.engine import fused_numbers, fused_sampler, fused_seats, paged_attention, paged_row
 from aura_omni.engine.seats import Tables
 from aura_omni.models import codec_kernels, fused, fused_fp8, fused_linear, fused_tiles
 from aura_omni.models.codec import CodecConfig, CodecDecoder
@@ -46,6 +46,7 @@ MODULES = (
     fused_tiles,
     fused_numbers,
     fused_sampler,
+    fused_seats,
     paged_attention,
     paged_row,
     codec_kernels,
@@ -180,11 +181,12 @@ def launches() -> Iterator[Callable[[], object]]:
     draw = made(8, 3, dtype=torch.float32), integers(8, 3)
     yield partial(fused_sampler.pick_small, made(8, 2_048), *draw, top_k=True, stream=1, table=made(2_048, 1_024))
     held, how = tables(2_048, 3_072), {"constrained": True}
-    yield partial(fused_sampler.choose, made(8, 3_072), integers(8), integers(8), held, top_k=True, **how)
+    yield partial(fused_seats.choose, made(8, 3_072), integers(8), integers(8), held, top_k=True, **how)
     values = integers(8), made(8, dtype=torch.bool), made(8, 2_048), integers(8, 16)
-    yield partial(fused_sampler.keep, integers(8), *values, held, no_id=-1, **how)
+    yield partial(fused_seats.keep, integers(8), *values, held, no_id=-1, **how)
     yield partial(fused.summed_rows, integers(8, 16), integers(16), made(33_792, 2_048))
-    yield partial(fused_sampler.constrain, made(8, 3_072), integers(8), integers(8), tables(2_048, 3_072))
+    yield partial(fused_seats.fill, integers(2, 14 + 6 * 16, dtype=torch.int32), tables(2_048, 151_936))
+    yield partial(fused_seats.constrain, made(8, 3_072), integers(8), integers(8), tables(2_048, 3_072))
     for hidden, batch, axes in ((2_048, 1, 1), (2_048, 8, 1), (4_096, 1, 3), (4_096, 8, 3)):
         numbers = integers(4 + axes + 512, batch, dtype=torch.int32).T
         rope = made(64, dtype=torch.float32), integers(64)
@@ -193,7 +195,7 @@ def launches() -> Iterator[Callable[[], object]]:
         )
         for constrained, random in ((False, False), (False, True), (True, True)):
             yield partial(
-                fused_sampler.ended,
+                fused_seats.ended,
                 made(batch, 151_936),
                 numbers[:, 0],
                 numbers[:, 1],

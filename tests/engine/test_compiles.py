@@ -33,6 +33,7 @@ def test_kernels_compile_for_the_gpus_they_are_meant_for(tmp_path: Path) -> None
         "_end_kernel",
         "_choose_kernel",
         "_keep_kernel",
+        "_fill_kernel",
         "_summed_rows_kernel",
         "_conv_kernel",
         "_attend_kernel",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from tests.models.test_fp8 import CONFIG
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytest.importorskip("triton")
 
-from aura_omni.engine import fused_numbers, fused_sampler, paged_attention  # noqa: E402
+from aura_omni.engine import fused_numbers, fused_sampler, fused_seats, paged_attention  # noqa: E402
 from aura_omni.models import fused, fused_fp8, fused_linear, fused_tiles  # noqa: E402
 
 PAGE = 16
@@ -102,6 +103,31 @@ def assert_same_counts(plain: Seats, ours: Seats) -> None:
     assert torch.equal(ours.tables.counts.cpu(), plain.tables.counts)
 
 
+@pytest.mark.parametrize("vocabulary", [97, 10_000])
+def test_seats_are_given_away_as_in_plain_code(vocabulary: int) -> None:
+    """All of them were others' before; two takers are nobody."""
+    torch.manual_seed(0)
+    ways = {"repetition_penalty": 1.3, "min_tokens": 3, "top_k": 7, "logit_bias": {0: -1.5, vocabulary - 1: 3.0}}
+    seeds = [3, (1 << 32) - 1, 1 << 40]
+    takers = [
+        Taker(
+            seat, Sampling(temperature=0.5 + seat).merged(ways), inner=Sampling(top_k=9), seed=seed,
+            prompt=[1, 50, vocabulary], outputs=[5, 6, 5], stop_ids=[9, vocabulary - 1],
+        )
+        for seat, seed in enumerate(seeds)
+    ]  # fmt: skip
+    plain, ours = seats_of(takers_of([Sampling()] * 3, penalised=True), vocabulary)
+    packed = []
+    with patch.object(plain, "_filled", packed.append):
+        plain.fill(takers)
+    numbers = torch.cat((packed[0], torch.from_numpy(plain._nobody(2))))
+    plain._filled(numbers)
+    fused_seats.fill(numbers.to(DEVICE), ours.tables)
+    for name in ("floats", "integers", "bias", "stops", "prompt", "counts"):
+        assert torch.equal(getattr(ours.tables, name)[:3].cpu(), getattr(plain.tables, name)[:3]), name
+    assert plain.tables.counts[0, 5] == 2
+
+
 @pytest.mark.parametrize("vocabulary", [97, 1_024, 2_500, *([151_936] if DEVICE.type == "cuda" else [])])
 @pytest.mark.parametrize("random", [False, True])
 @pytest.mark.parametrize("penalised", [False, True])
@@ -151,7 +177,7 @@ def test_the_first_code_of_a_frame_and_its_end_are_the_plain_ones(
     expected = plain.chosen(logits, seat, step, filters, inner, constrained=penalised)
     assert expected[0][:4].tolist() == [0, 0, 0, 20]
     how = {"constrained": penalised, "top_k": top_k > 0}
-    found = fused_sampler.choose(logits.to(DEVICE), seat.to(DEVICE), step.to(DEVICE), ours.tables, **how)
+    found = fused_seats.choose(logits.to(DEVICE), seat.to(DEVICE), step.to(DEVICE), ours.tables, **how)
     draw = expected[2]
     for one, other in zip(found, (*expected[:2], draw.floats, draw.integers), strict=True):
         assert torch.equal(one.cpu(), other)
@@ -161,7 +187,7 @@ def test_the_first_code_of_a_frame_and_its_end_are_the_plain_ones(
     kept = plain.kept(seat, ids, there, rows, values, **end)
     assert kept[0].tolist() == [-1] * 16
     given = [one.to(DEVICE) for one in (seat, ids, there, rows, values)]
-    assert torch.equal(fused_sampler.keep(*given, ours.tables, **end).cpu(), kept)
+    assert torch.equal(fused_seats.keep(*given, ours.tables, **end).cpu(), kept)
     assert torch.equal(ours.rows[:6].cpu(), plain.rows[:6])
     assert_same_counts(plain, ours)
 
