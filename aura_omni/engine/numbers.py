@@ -22,7 +22,7 @@ _SEAT, _STEP, _SLOT, _LENGTH, _FIRST = range(5)
 
 
 @cache
-def fused() -> ModuleType:
+def kernels() -> ModuleType:
     """`engine.fused_numbers`, imported on first use: Triton only exists where CUDA does."""
     from aura_omni.engine import fused_numbers
 
@@ -114,8 +114,8 @@ class StepNumbers:
         if numbers.is_cpu:
             row = self.unpack(numbers)
             return row, rows[row.seat], *rope.tables(row.positions, rows.dtype)
-        columns, length, table, x, cos, sin = fused().begun(
-            numbers, rows, *rope.on(numbers.device), width=self.width, columns=(_SEAT, _LENGTH, _FIRST), axes=self._axes
+        columns, length, table, x, cos, sin = kernels().begun(
+            numbers, rows, *rope.on(numbers.device), width=self.width, columns=(_SEAT, _LENGTH, _FIRST)
         )
         return self._named(columns, length, table), x, cos, sin
 

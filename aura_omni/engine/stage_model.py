@@ -61,9 +61,8 @@ class StageModel(Protocol):
     extra_numbers: int = 0  # how many `numbers` gives
     row_ids: int = 1  # how many ids of a row `rows` gives
     adds: int = 0  # how many adds rows of media have
-    embeddings: Tensor | None = (
-        None  # [V, H], contiguous: the next input row of each id, where that is all that `complete` makes
-    )
+    # [V, H], contiguous: the rows of ids, where those are all that `embed` and `complete` make of them.
+    embeddings: Tensor | None = None
 
     def rows(self, batch: Batch) -> Rows:
         """What the batch's rows are made of: text, media, codes are the stage's business.

@@ -185,14 +185,18 @@ def launches() -> Iterator[Callable[[], object]]:
     values = integers(8), made(8, dtype=torch.bool), made(8, 2_048), integers(8, 16)
     yield partial(fused_seats.keep, integers(8), *values, held, no_id=-1, **how)
     yield partial(fused.summed_rows, integers(8, 16), integers(16), made(33_792, 2_048))
+    for hidden, axes, adds in ((2_048, 1, 0), (4_096, 3, 3)):
+        numbers, media = integers(96, 3 + axes, dtype=torch.int32), made(96, 1 + adds, hidden)
+        rope, columns = (made(64, dtype=torch.float32), integers(64)), (0, 1, 2, 2 + axes)
+        for looked_up, rows in ((True, 151_936), (False, 96)):
+            base = made(rows, hidden)
+            yield partial(fused_numbers.gathered, numbers, media, base, *rope, columns=columns, looked_up=looked_up)
     yield partial(fused_seats.fill, integers(2, 14 + 6 * 16, dtype=torch.int32), tables(2_048, 151_936))
     yield partial(fused_seats.constrain, made(8, 3_072), integers(8), integers(8), tables(2_048, 3_072))
     for hidden, batch, axes in ((2_048, 1, 1), (2_048, 8, 1), (4_096, 1, 3), (4_096, 8, 3)):
         numbers = integers(4 + axes + 512, batch, dtype=torch.int32).T
         rope = made(64, dtype=torch.float32), integers(64)
-        yield partial(
-            fused_numbers.begun, numbers, made(9, hidden), *rope, width=4 + axes, columns=(0, 3, 4), axes=axes
-        )
+        yield partial(fused_numbers.begun, numbers, made(9, hidden), *rope, width=4 + axes, columns=(0, 3, 4))
         for constrained, random in ((False, False), (False, True), (True, True)):
             yield partial(
                 fused_seats.ended,

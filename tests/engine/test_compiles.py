@@ -29,6 +29,7 @@ def test_kernels_compile_for_the_gpus_they_are_meant_for(tmp_path: Path) -> None
         "_dense_kernel",
         "_pick_kernel",
         "_begin_kernel",
+        "_gather_kernel",
         "_part_kernel",
         "_end_kernel",
         "_choose_kernel",

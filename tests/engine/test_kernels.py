@@ -215,7 +215,7 @@ def test_what_a_step_begins_with_is_the_plain_gathering(
     plain, *expected = many.begun(numbers, rows, rope)
     given = numbers.T.contiguous().to(DEVICE).T if turned else numbers.to(DEVICE)
     columns, length, table, *found = fused_numbers.begun(
-        given, rows.to(DEVICE), *rope.on(DEVICE), width=many.width, columns=(0, 3, 4), axes=axes
+        given, rows.to(DEVICE), *rope.on(DEVICE), width=many.width, columns=(0, 3, 4)
     )
     assert torch.equal(columns.cpu(), numbers[:, : many.width].T.long())
     assert torch.equal(length.cpu(), plain.length)
@@ -225,6 +225,37 @@ def test_what_a_step_begins_with_is_the_plain_gathering(
     for ours, by_hand in zip(found[1:], expected[1:], strict=True):
         assert ours.dtype == dtype
         assert_close(ours.cpu(), by_hand, limit)
+
+
+@pytest.mark.parametrize("axes", [1, 3])
+@pytest.mark.parametrize("adds", [0, 3])
+@pytest.mark.parametrize("looked_up", [False, True])
+@PRECISION
+def test_rows_of_prompts_are_gathered_as_in_plain_code(
+    axes: int, adds: int, looked_up: bool, dtype: torch.dtype, limit: float
+) -> None:
+    """Rows of ids, of media, and of both; media that are nobody's are not numbers."""
+    torch.manual_seed(0)
+    rows, hidden = 7, 1_200
+    rope = Rope(32, 1e6, (6, 5, 5) if axes == 3 else None)
+    numbers = torch.randint(0, 5_000, (rows, 3 + axes), dtype=torch.int32)
+    numbers[:, 1] = torch.tensor([-1, 2, -1, 0, 1, -1, 2])
+    numbers[:, -1] = torch.tensor([4, -1, 0, -1, 9, 9, 3])
+    media, table = torch.randn(4, 1 + adds, hidden).to(dtype), torch.randn(10, hidden).to(dtype)
+    media[3] = torch.nan
+    x = table[numbers[:, -1].long().clamp_min(0)].masked_fill((numbers[:, -1] < 0)[:, None], 0)
+    base = table if looked_up else x
+    of_media = torch.stack([torch.zeros(1 + adds, hidden) if at < 0 else media[at] for at in numbers[:, 1]]).to(dtype)
+    positions = numbers[:, 2 : 2 + axes].long().T
+    expected = rope.tables(positions if axes == 3 else positions[0], dtype)
+    ours, cos, sin, added, slots = fused_numbers.gathered(
+        numbers.to(DEVICE), media.to(DEVICE), base.to(DEVICE), *rope.on(DEVICE), columns=(0, 1, 2, 2 + axes), looked_up=looked_up
+    )  # fmt: skip
+    assert torch.equal(ours.cpu(), x + of_media[:, 0])
+    assert torch.equal(added.cpu(), of_media[:, 1:].transpose(0, 1))
+    assert torch.equal(slots.cpu(), numbers[:, 0].long())
+    for one, other in zip((cos, sin), expected, strict=True):
+        assert_close(one.cpu(), other, limit)
 
 
 # ------------------------------------------------------------ attention
