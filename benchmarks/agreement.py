@@ -120,7 +120,7 @@ def forced(stage: AsrStage | AuraStage, sequence: Generation, *, rows: int) -> T
     for start in range(0, length, rows):
         hidden.append(stage.forward(Batch((sequence,), (start,), (min(rows, length - start),)), kv))
         kv.advance()
-    return stage.logits(torch.cat(hidden)[sequence.prompt_length - 1 :]).cpu()
+    return stage.logits(torch.cat(hidden)[sequence.prompt_length - 1 :]).float().cpu()
 
 
 # ---------------------------------------------------------------- what is asked

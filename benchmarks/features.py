@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from aura_omni.engine.attention import PagedKV
+from aura_omni.engine.numbers import RowNumbers, StepNumbers
 from aura_omni.engine.stage_model import StageModel
-from aura_omni.models.layers import KeyValues
+from aura_omni.models.layers import KeyValues, Rope
 
 SHORT_PREFILLS = (16, 32, 64, 96, 128)
 
@@ -30,10 +31,20 @@ def _as_chunks(kv: PagedKV, slot: Tensor, length: Tensor, table: Tensor) -> KeyV
     return kv.chunk_step(slot, torch.cat((numbers, table), dim=1), most_rows=1)
 
 
+def _begun(numbers: StepNumbers, packed: Tensor, rows: Tensor, rope: Rope) -> tuple[RowNumbers, Tensor, Tensor, Tensor]:
+    """`StepNumbers.begun` operation by operation."""
+    row = numbers.unpack(packed.contiguous())
+    return row, rows[row.seat], *rope.tables(row.positions, rows.dtype)
+
+
 # Where it is looked up, and what is put there.
 FEATURES: Mapping[str, Mapping[str, object]] = {
     # One kernel for a draw of the best few: PyTorch's operations instead.
     "fused-draw": {"aura_omni.engine.fused_sampler.MOST_VOCABULARY": 0},
+    # What is before a step's first layer in one launch.
+    "fused-begin": {"aura_omni.engine.numbers.StepNumbers.begun": _begun},
+    # What is behind the head in two, where nothing follows from an id but its embedding.
+    "fused-end": {"aura_omni.engine.seats.Seats.ends": _no},
     # The kernel of decode attention, with its splits and the store in it: that of chunks.
     "decode-attention": {"aura_omni.engine.attention.PagedKV.decode_step": _as_chunks},
     # Chunks after long histories cut into parts.
@@ -69,6 +80,7 @@ FEATURES: Mapping[str, Mapping[str, object]] = {
             "models.fused_linear",
             "models.fused_tiles",
             "engine.fused_sampler",
+            "engine.fused_seats",
             "engine.paged_attention",
         )
     },

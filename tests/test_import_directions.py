@@ -97,6 +97,8 @@ LAZY = {
     ("engine/loader.py", "huggingface_hub"),
     ("engine/loader.py", "huggingface_hub.errors"),
     ("engine/sampler.py", "aura_omni.engine"),
+    ("engine/seats.py", "aura_omni.engine"),
+    ("engine/numbers.py", "aura_omni.engine"),
     ("models/codec.py", "aura_omni.models"),
     ("models/fp8.py", "aura_omni.models"),
     ("models/layers.py", "aura_omni.models"),

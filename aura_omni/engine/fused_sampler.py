@@ -1,7 +1,6 @@
-"""Triton kernels for what comes between logits and ids: constraints, and `sampler.pick` in its common cases.
+"""Triton kernel for `sampler.pick` from a small vocabulary without top-p and min-p: a Talker frame draws from codebooks 15 times.
 
-One for a small vocabulary (codebooks), which a Talker frame draws from 16 times, and one for large ones without filters. Same
-order, same random numbers, same ties as the plain code, whose tens of launches they replace.
+Same order, same random numbers, same ties as the plain code, whose tens of launches it replaces; `fused_seats` draws with what it has.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def _mix(x):
 
 
 @triton.jit
-def _gumbel(seed, step, stream, tokens):
+def gumbel(seed, step, stream, tokens):
     """`sampler._gumbel`."""
     first = _mix((seed + 0x9E3779B9).to(tl.uint32))
     second = _mix((step * 64 + stream + 1).to(tl.uint32))
@@ -67,6 +66,23 @@ def _threshold(values, rank, BITS: tl.constexpr):
     return tl.where(found >= 0x80000000, found ^ 0x80000000, found ^ 0xFFFFFFFF).to(tl.float32, bitcast=True)
 
 
+@triton.jit
+def picked(logits, inside, vocabulary, temperature, top_k, noise, TOP_K: tl.constexpr, BITS: tl.constexpr):
+    """The id that is drawn from a whole row of logits float32, whose bits after the first BITS are zero."""
+    scores = logits / tl.maximum(temperature, 1e-6)
+    if TOP_K:
+        rank = tl.minimum(tl.maximum(top_k, 1), vocabulary)
+        if BITS == 16:
+            beyond = logits < _threshold(logits, rank, 16)  # their quotients are in the same order, and as different
+        else:
+            beyond = scores < _threshold(scores, rank, 32)
+        scores = tl.where(beyond & (top_k > 0), float("-inf"), scores)
+    noisy = tl.where(temperature > 0, scores + noise, logits)
+    token = tl.argmax(tl.where(inside, noisy, float("-inf")), 0)
+    # Where nothing is a number the best one may be beyond the vocabulary, and an index must not be.
+    return tl.minimum(token, vocabulary - 1).to(tl.int64)
+
+
 @triton.jit(do_not_specialize=["stream"])
 def _pick_kernel(
     logits_ptr, floats_ptr, integers_ptr, out_ptr, table_ptr, rows_ptr, stream, vocabulary, width,
@@ -82,22 +98,12 @@ def _pick_kernel(
     top_k = tl.load(integers_ptr + row * 3)
     seed = tl.load(integers_ptr + row * 3 + 1)
     step = tl.load(integers_ptr + row * 3 + 2)
-    noise = _gumbel(seed, step, stream, tokens)
+    noise = gumbel(seed, step, stream, tokens)
     if EARLY:
         gdc_wait()
     logits = tl.load(logits_ptr + row * vocabulary + tokens, mask=inside, other=float("-inf")).to(tl.float32)
-    scores = logits / tl.maximum(temperature, 1e-6)
-    if TOP_K:
-        rank = tl.minimum(tl.maximum(top_k, 1), vocabulary)
-        if logits_ptr.dtype.element_ty == tl.bfloat16:
-            beyond = logits < _threshold(logits, rank, 16)  # their quotients are in the same order, and as different
-        else:
-            beyond = scores < _threshold(scores, rank, 32)
-        scores = tl.where(beyond & (top_k > 0), float("-inf"), scores)
-    noisy = tl.where(temperature > 0, scores + noise, logits)
-    token = tl.argmax(tl.where(inside, noisy, float("-inf")), 0)
-    # Where nothing is a number the best one may be beyond the vocabulary, and an index must not be.
-    token = tl.minimum(token, vocabulary - 1).to(tl.int64)
+    BITS: tl.constexpr = 16 if logits_ptr.dtype.element_ty == tl.bfloat16 else 32
+    token = picked(logits, inside, vocabulary, temperature, top_k, noise, TOP_K, BITS)
     tl.store(out_ptr + row, token)
     if ROWS:
         dims = tl.arange(0, WIDE)
@@ -122,87 +128,3 @@ def pick_small(
         WIDE=triton.next_power_of_2(width), EARLY=early, **options,
     )  # fmt: skip
     return out, found
-
-
-@triton.jit
-def _part_kernel(
-    logits_ptr, floats_ptr, integers_ptr, high_ptr, at_ptr, stream, vocabulary, parts, BLOCK: tl.constexpr
-):
-    """Program (row, part): the best of BLOCK ids."""
-    row, part = tl.program_id(0), tl.program_id(1)
-    tokens = part * BLOCK + tl.arange(0, BLOCK)
-    inside = tokens < vocabulary
-    logits = tl.load(logits_ptr + row.to(tl.int64) * vocabulary + tokens, mask=inside, other=float("-inf"))
-    temperature = tl.load(floats_ptr + row * 3)
-    seed, step = tl.load(integers_ptr + row * 3 + 1), tl.load(integers_ptr + row * 3 + 2)
-    noisy = logits / tl.maximum(temperature, 1e-6) + _gumbel(seed, step, stream, tokens)
-    values = tl.where(inside, tl.where(temperature > 0, noisy, logits), float("-inf"))
-    best = tl.argmax(values, 0)
-    tl.store(high_ptr + row * parts + part, tl.max(values, 0))
-    tl.store(at_ptr + row * parts + part, part * BLOCK + best)
-
-
-@triton.jit
-def _whole_kernel(high_ptr, at_ptr, out_ptr, vocabulary, parts, BLOCK: tl.constexpr):
-    row = tl.program_id(0)
-    part = tl.arange(0, BLOCK)
-    high = tl.load(high_ptr + row * parts + part, mask=part < parts, other=float("-inf"))
-    best = tl.minimum(tl.argmax(high, 0), parts - 1)
-    token = tl.load(at_ptr + row * parts + best)
-    tl.store(out_ptr + row, tl.minimum(token, vocabulary - 1).to(tl.int64))
-
-
-def pick_large(logits: Tensor, floats: Tensor, integers: Tensor, *, stream: int) -> Tensor:
-    """As `pick_small` for any vocabulary, without top-k."""
-    rows, vocabulary = logits.shape
-    block = 2_048
-    parts = triton.cdiv(vocabulary, block)
-    high = torch.empty(rows, parts, dtype=torch.float32, device=logits.device)
-    at = torch.empty(rows, parts, dtype=torch.int32, device=logits.device)
-    out = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    _part_kernel[(rows, parts)](
-        logits.contiguous(), floats.contiguous(), integers.contiguous(), high, at, stream, vocabulary, parts, BLOCK=block
-    )  # fmt: skip
-    _whole_kernel[(rows,)](high, at, out, vocabulary, parts, BLOCK=triton.next_power_of_2(parts))
-    return out
-
-
-@triton.jit
-def _constrain_kernel(
-    logits_ptr, seat_ptr, step_ptr, floats_ptr, integers_ptr, bias_ptr, stops_ptr, prompt_ptr, counts_ptr, out_ptr,
-    vocabulary, floats_width, integers_width,
-    REPETITION: tl.constexpr, PRESENCE: tl.constexpr, FREQUENCY: tl.constexpr, MIN_TOKENS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Program (row, part): BLOCK ids of a row, with the tables of its seat."""
-    row = tl.program_id(0).to(tl.int64)
-    tokens = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = tokens < vocabulary
-    seat, step = tl.load(seat_ptr + row), tl.load(step_ptr + row)
-    floats, at = floats_ptr + seat * floats_width, seat * vocabulary + tokens
-    value = tl.load(logits_ptr + row * vocabulary + tokens, mask=inside, other=0.0)
-    value += tl.load(bias_ptr + at, mask=inside, other=0.0)
-    early = step < tl.load(integers_ptr + seat * integers_width + MIN_TOKENS)
-    value = tl.where((tl.load(stops_ptr + at, mask=inside, other=0) != 0) & early, float("-inf"), value)
-    count = tl.load(counts_ptr + at, mask=inside, other=0)
-    seen = (count > 0) | (tl.load(prompt_ptr + at, mask=inside, other=0) != 0)
-    repetition = tl.where(seen, tl.load(floats + REPETITION), 1.0)
-    value = tl.where(value > 0, tl.div_rn(value, repetition), value * repetition)
-    value -= tl.where(count > 0, tl.load(floats + PRESENCE), 0.0) + tl.load(floats + FREQUENCY) * count.to(tl.float32)
-    tl.store(out_ptr + row * vocabulary + tokens, value, mask=inside)
-
-
-def constrain(
-    logits: Tensor, seat: Tensor, step: Tensor, *, floats: Tensor, integers: Tensor, bias: Tensor, stops: Tensor,
-    prompt: Tensor, counts: Tensor, columns: tuple[int, int, int, int],
-) -> Tensor:  # fmt: skip
-    """As `seats.Seats.constrain`, whose tables these are; columns of repetition, presence, frequency and min_tokens in them."""
-    rows, vocabulary = logits.shape
-    logits = logits.contiguous()
-    out = torch.empty_like(logits)
-    repetition, presence, frequency, min_tokens = columns
-    _constrain_kernel[(rows, triton.cdiv(vocabulary, 1_024))](
-        logits, seat, step, floats, integers, bias, stops.view(torch.uint8), prompt.view(torch.uint8), counts, out,
-        vocabulary, floats.shape[1], integers.shape[1],
-        REPETITION=repetition, PRESENCE=presence, FREQUENCY=frequency, MIN_TOKENS=min_tokens, BLOCK=1_024,
-    )  # fmt: skip
-    return out

@@ -9,13 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
 
 import numpy as np
 from torch import Tensor
 
 from aura_omni.engine.sequence import Sequence
+from aura_omni.models.layers import Rope
 
 _SEAT, _STEP, _SLOT, _LENGTH, _FIRST = range(5)
+
+
+@cache
+def kernels() -> ModuleType:
+    """`engine.fused_numbers`, imported on first use: Triton only exists where CUDA does."""
+    from aura_omni.engine import fused_numbers
+
+    return fused_numbers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,6 +104,28 @@ class StepNumbers:
     def unpack(self, numbers: Tensor) -> RowNumbers:
         """numbers int32 [B, n] as packed. Tensors only: it may be recorded in a CUDA graph."""
         columns = numbers[:, : self.width].T.long().contiguous()
+        return self._named(columns, numbers[:, _LENGTH].contiguous(), numbers[:, self.width :])
+
+    def begun(self, numbers: Tensor, rows: Tensor, rope: Rope) -> tuple[RowNumbers, Tensor, Tensor, Tensor]:
+        """`unpack`, and what else a step begins with: x [B, H], the rows [seats + 1, H] of its seats, and cos, sin [B, D] of its positions.
+
+        On CUDA in one launch.
+        """
+        if numbers.is_cpu:
+            row = self.unpack(numbers)
+            return row, rows[row.seat], *rope.tables(row.positions, rows.dtype)
+        columns, length, table, x, cos, sin = kernels().begun(
+            numbers, rows, *rope.on(numbers.device), width=self.width, columns=(_SEAT, _LENGTH, _FIRST)
+        )
+        return self._named(columns, length, table), x, cos, sin
+
+    @staticmethod
+    def who(numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """seat, step int32 [B], of equal strides, without a launch."""
+        return numbers[:, _SEAT], numbers[:, _STEP]
+
+    def _named(self, columns: Tensor, length: Tensor, table: Tensor) -> RowNumbers:
+        """columns int64 [width, B]."""
         positions = columns[_FIRST : _FIRST + self._axes]
         return RowNumbers(
             seat=columns[_SEAT],
@@ -100,8 +133,8 @@ class StepNumbers:
             positions=positions[0] if self._axes == 1 else positions,
             extra=columns[_FIRST + self._axes :].T,
             slot=columns[_SLOT],
-            length=numbers[:, _LENGTH].contiguous(),
-            table=numbers[:, self.width :],
+            length=length,
+            table=table,
         )
 
     def _write_pages(self, sequences: Seq[Sequence]) -> None:

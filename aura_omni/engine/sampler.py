@@ -94,9 +94,6 @@ def pick(logits: Tensor, draw: Draw, *, stream: int = 0) -> Tensor:
         kernels = fused()
         if logits.shape[-1] <= kernels.MOST_VOCABULARY:
             return kernels.pick_small(logits, draw.floats, draw.integers, top_k=filters.top_k > 0, stream=stream)[0]
-        logits = logits.float()
-        if not filters.top_k:
-            return kernels.pick_large(logits, draw.floats, draw.integers, stream=stream)
     logits = logits.float()
     greedy = logits.argmax(-1)
     temperature, top_p, min_p = draw.floats.unbind(-1)

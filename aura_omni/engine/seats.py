@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,18 +20,18 @@ from torch import Tensor
 
 from aura_omni.engine.graphs import Graphed, GraphPool
 from aura_omni.engine.lane import sent, sent_together, staged
-from aura_omni.engine.sampler import MASK, Draw, Filters, fused
+from aura_omni.engine.sampler import MASK, Draw, Filters, fused, pick
 from aura_omni.flow import Sampling
 
 # Columns of the two tables of numbers. What a stage draws besides the id has a sampling of its own, the inner one.
-_OWN, _REPETITION, _PRESENCE, _FREQUENCY, _INNER = slice(0, 3), 3, 4, 5, slice(6, 9)
-_TOP_K, _SEED, _MIN_TOKENS, _INNER_TOP_K = range(4)
+OWN, REPETITION, PRESENCE, FREQUENCY, INNER, FLOATS = slice(0, 3), 3, 4, 5, slice(6, 9), 9
+TOP_K, SEED, MIN_TOKENS, INNER_TOP_K, INTEGERS = range(5)
 
 # Ids of each kind that go along with a taker: a few biases and bans, whatever else of a sequence that has said nothing. With more, or
 # more takers at once, seats are filled by as many operations as there are tables.
-_MARKS = 16
+MARKS = 16
 TAKERS = (1, 2, 4, 8)
-_FLOATS, _INTEGERS, _MARKED = slice(1, 10), slice(10, 14), 14  # columns of a taker's numbers, behind the seat
+_ITS_FLOATS, _ITS_INTEGERS, MARKED = slice(1, 10), slice(10, 14), 14  # columns of a taker's numbers, behind the seat
 _KINDS, _IDS = 6, (0, 2, 3, 4)  # of marks, as `Seats._marks` has them, and which of them are ids
 
 
@@ -60,6 +63,18 @@ class Taker:
         return max(self.sampling.top_k, 0), self.seed & MASK, self.sampling.min_tokens, max(self.inner.top_k, 0)
 
 
+class Tables(NamedTuple):
+    """What a `Seats` holds, for kernels: all contiguous [seats + 1, ...]."""
+
+    rows: Tensor  # [.., H]
+    floats: Tensor  # float32
+    integers: Tensor  # int64
+    bias: Tensor  # float32 [.., V]
+    stops: Tensor  # bool [.., V]
+    prompt: Tensor  # bool [.., V]: ids that repetition counts besides the outputs
+    counts: Tensor  # int32 [.., V]: of each id in the outputs
+
+
 class Seats:
     """rows [seats + 1, H]: the next input row of each. All tables are changed in place, so CUDA graphs may hold on to them."""
 
@@ -68,14 +83,15 @@ class Seats:
         self._vocabulary, self._device = vocabulary, device
         count, wide = seats + 1, (seats + 1, vocabulary)
         self.rows = torch.zeros(count, hidden, dtype=dtype, device=device)
-        self._floats = torch.ones(count, 9, device=device)
-        self._integers = torch.zeros(count, 4, dtype=torch.int64, device=device)
+        self._floats = torch.ones(count, FLOATS, device=device)
+        self._integers = torch.zeros(count, INTEGERS, dtype=torch.int64, device=device)
         self._bias = torch.zeros(wide, device=device)
         self._stops = torch.zeros(wide, dtype=torch.bool, device=device)
-        self._prompt = torch.zeros(
-            wide, dtype=torch.bool, device=device
-        )  # ids that repetition counts besides the outputs
-        self._counts = torch.zeros(wide, dtype=torch.int32, device=device)  # of each id in the outputs
+        self._prompt = torch.zeros(wide, dtype=torch.bool, device=device)
+        self._counts = torch.zeros(wide, dtype=torch.int32, device=device)
+        self.tables = Tables(
+            self.rows, self._floats, self._integers, self._bias, self._stops, self._prompt, self._counts
+        )
         self._graph: Graphed | None = None
 
     def capture(self) -> None:
@@ -87,7 +103,7 @@ class Seats:
     @staticmethod
     def bytes(seats: int, *, hidden: int, vocabulary: int, dtype: torch.dtype) -> int:
         """Memory of the tables."""
-        return (seats + 1) * (hidden * dtype.itemsize + 9 * 4 + 4 * 8 + vocabulary * (4 + 1 + 1 + 4))
+        return (seats + 1) * (hidden * dtype.itemsize + FLOATS * 4 + INTEGERS * 8 + vocabulary * (4 + 1 + 1 + 4))
 
     def fill(self, takers: Seq[Taker]) -> None:
         """Give seats away; nothing of their former owners stays, but their rows until the next ones are written.
@@ -95,16 +111,16 @@ class Seats:
         From one array, on CUDA by a graph: launching its operations takes longer than computing them, and a step waits meanwhile.
         """
         marks = [self._marks(taker) if constrained(taker.sampling) else () for taker in takers]
-        if len(takers) > TAKERS[-1] or any(len(ids) > _MARKS for found in marks for ids in found):
+        if len(takers) > TAKERS[-1] or any(len(ids) > MARKS for found in marks for ids in found):
             self._fill_any(takers, marks)
             return
         numbers = self._nobody(len(takers) if self._graph is None else self._graph.size(len(takers)))
         for row, taker, found in zip(numbers, takers, marks, strict=False):
             row[0] = taker.seat
-            row[_FLOATS].view(np.float32)[:] = taker.floats
-            row[_INTEGERS].view(np.uint32)[:] = taker.integers
+            row[_ITS_FLOATS].view(np.float32)[:] = taker.floats
+            row[_ITS_INTEGERS].view(np.uint32)[:] = taker.integers
             for number, values in enumerate(found):
-                begin = _MARKED + number * _MARKS
+                begin = MARKED + number * MARKS
                 row[begin : begin + len(values)] = values.view(np.int32)
         if self._graph is None:
             self._filled(sent(numbers, self._device))
@@ -113,21 +129,24 @@ class Seats:
 
     def _nobody(self, rows: int) -> np.ndarray:
         """int32 [rows, n] for `_filled` of takers that are nobody: of the spare seat, without any id."""
-        row = np.zeros(_MARKED + _KINDS * _MARKS, np.int32)
+        row = np.zeros(MARKED + _KINDS * MARKS, np.int32)
         row[0] = self.spare
-        row[_FLOATS].view(np.float32)[:] = 1
-        row[_MARKED:].reshape(_KINDS, _MARKS)[_IDS, :] = -1
+        row[_ITS_FLOATS].view(np.float32)[:] = 1
+        row[MARKED:].reshape(_KINDS, MARKS)[_IDS, :] = -1
         return np.tile(row, (rows, 1))
 
     def _filled(self, numbers: Tensor) -> Tensor:
         """numbers int32 [T, n]: of each taker the seat, a row of each table of numbers (as bits), and its marks, -1 instead of ids
         that it has not. Tensors only. Returns the seats."""
+        if not numbers.is_cpu:
+            kernels().fill(numbers, self.tables)
+            return numbers[:, 0]
         seats = numbers[:, 0].long()
-        self._floats.index_copy_(0, seats, numbers[:, _FLOATS].contiguous().view(torch.float32))
-        self._integers.index_copy_(0, seats, numbers[:, _INTEGERS].long() & MASK)
+        self._floats.index_copy_(0, seats, numbers[:, _ITS_FLOATS].contiguous().view(torch.float32))
+        self._integers.index_copy_(0, seats, numbers[:, _ITS_INTEGERS].long() & MASK)
         for table in (self._bias, self._stops, self._prompt, self._counts):
             table.index_fill_(0, seats, 0)
-        biased, bias, stops, prompt, said, counts = numbers[:, _MARKED:].unflatten(1, (_KINDS, _MARKS)).unbind(1)
+        biased, bias, stops, prompt, said, counts = numbers[:, MARKED:].unflatten(1, (_KINDS, MARKS)).unbind(1)
         self._bias.view(-1).index_copy_(0, self._places(seats, biased), bias.contiguous().view(torch.float32).flatten())
         self._stops.view(-1).index_fill_(0, self._places(seats, stops), True)
         self._prompt.view(-1).index_fill_(0, self._places(seats, prompt), True)
@@ -182,48 +201,99 @@ class Seats:
         return np.array([token for token in set(ids) if 0 <= token < self._vocabulary], np.int32)
 
     def constrain(self, logits: Tensor, seat: Tensor, step: Tensor) -> Tensor:
-        """logits float32 [B, V] -> the same with bias, bans and penalties of each row's seat, int64 [B]; step int64 [B]: ids said.
+        """logits [B, V] -> the same, float32, with bias, bans and penalties of each row's seat, int64 [B]; step int64 [B]: ids said.
 
         Order as in vLLM: bias, bans, repetition (positive logits divided, negative multiplied), presence and frequency.
         """
         if not logits.is_cpu:
-            return fused().constrain(
-                logits,
-                seat,
-                step,
-                floats=self._floats,
-                integers=self._integers,
-                bias=self._bias,
-                stops=self._stops,
-                prompt=self._prompt,
-                counts=self._counts,
-                columns=(_REPETITION, _PRESENCE, _FREQUENCY, _MIN_TOKENS),
-            )
+            return kernels().constrain(logits, seat, step, self.tables)
         floats, counts = self._floats[seat], self._counts[seat]
-        early = step < self._integers[seat, _MIN_TOKENS]
+        early = step < self._integers[seat, MIN_TOKENS]
         logits = (logits + self._bias[seat]).masked_fill(self._stops[seat] & early[:, None], -torch.inf)
         said = counts > 0
-        repetition = torch.where(said | self._prompt[seat], floats[:, _REPETITION, None], 1.0)
+        repetition = torch.where(said | self._prompt[seat], floats[:, REPETITION, None], 1.0)
         logits = torch.where(logits > 0, logits / repetition, logits * repetition)
-        return logits - (floats[:, _PRESENCE, None] * said + floats[:, _FREQUENCY, None] * counts)
+        return logits - (floats[:, PRESENCE, None] * said + floats[:, FREQUENCY, None] * counts)
 
     def draw(self, seat: Tensor, step: Tensor, filters: Filters) -> Draw:
         """How the ids of a step are drawn; seat, step int64 [B]."""
         integers = self._integers[seat]
-        own = torch.stack((integers[:, _TOP_K], integers[:, _SEED], step), dim=1)
-        return Draw(self._floats[seat, _OWN].contiguous(), own, filters)
+        own = torch.stack((integers[:, TOP_K], integers[:, SEED], step), dim=1)
+        return Draw(self._floats[seat, OWN].contiguous(), own, filters)
 
     def inner_draw(self, seat: Tensor, step: Tensor, filters: Filters) -> Draw:
         """The same for what the stage draws besides."""
         integers = self._integers[seat]
-        inner = torch.stack((integers[:, _INNER_TOP_K], integers[:, _SEED], step), dim=1)
-        return Draw(self._floats[seat, _INNER].contiguous(), inner, filters)
+        inner = torch.stack((integers[:, INNER_TOP_K], integers[:, SEED], step), dim=1)
+        return Draw(self._floats[seat, INNER].contiguous(), inner, filters)
+
+    def chosen(
+        self, logits: Tensor, seat: Tensor, step: Tensor, filters: Filters, inner: Filters, *, constrained: bool
+    ) -> tuple[Tensor, Tensor, Draw]:
+        """logits [B, V] -> the ids that come next int64 [B], which are 0 where nothing is `sound`; that, bool [B]; and the inner draw.
+
+        On CUDA in one launch, from a codebook.
+        """
+        plain = logits.is_cpu or filters.top_p or filters.min_p
+        if not plain and self._vocabulary <= fused().MOST_VOCABULARY:
+            top_k = filters.top_k > 0
+            ids, there, floats, integers = kernels().choose(
+                logits, seat, step, self.tables, constrained=constrained, top_k=top_k
+            )
+            return ids, there, Draw(floats, integers, inner)
+        if constrained:
+            logits = self.constrain(logits, seat, step)
+        there = sound(logits)
+        ids = torch.where(there, pick(logits, self.draw(seat, step, filters)), 0)
+        return ids, there, self.inner_draw(seat, step, inner)
+
+    def kept(
+        self, seat: Tensor, ids: Tensor, sound: Tensor, rows: Tensor, values: Tensor, *, constrained: bool, no_id: int
+    ) -> Tensor:
+        """What `chosen` and the stage have made is kept: rows [B, H] in the seats, the ids int64 [B] counted.
+
+        Returns the values int64 [B, K], no_id where nothing is sound.
+        """
+        if not rows.is_cpu:
+            return kernels().keep(seat, ids, sound, rows, values, self.tables, constrained=constrained, no_id=no_id)
+        self.rows.index_copy_(0, seat, rows)
+        if constrained:
+            self.count(seat, ids)
+        return torch.where(sound[:, None], values, no_id)
+
+    def ends(self, filters: Filters) -> bool:
+        """Whether `ended` can be called."""
+        return self._device.type != "cpu" and not (filters.top_k or filters.top_p or filters.min_p)
+
+    def ended(
+        self, logits: Tensor, seat: Tensor, step: Tensor, table: Tensor, *, constrained: bool, random: bool, no_id: int
+    ) -> Tensor:
+        """`chosen` and `kept` where nothing follows from an id but its row of table [V, H], in two launches.
+
+        seat, step: also int32, of equal strides. Returns the ids int64 [B, 1], no_id where nothing is sound.
+        """
+        return kernels().ended(
+            logits, seat, step, self.tables, table, constrained=constrained, random=random, no_id=no_id
+        )
 
     def count(self, seat: Tensor, ids: Tensor) -> None:
         """The sequences have said ids int64 [B]."""
         # A sum, because the spare seat may occur several times.
         one = torch.ones_like(ids, dtype=torch.int32)
         self._counts.view(-1).index_add_(0, seat * self._vocabulary + ids, one)
+
+
+@cache
+def kernels() -> ModuleType:
+    """`engine.fused_seats`, imported on first use: Triton only exists where CUDA does."""
+    from aura_omni.engine import fused_seats
+
+    return fused_seats
+
+
+def sound(logits: Tensor) -> Tensor:
+    """Whether there is something to choose from, bool [B]: not where there is no number, or +inf, or every id is banned."""
+    return logits.amax(-1).isfinite()
 
 
 def constrained(sampling: Sampling) -> bool:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from aura_omni.counters import Counters
@@ -60,6 +61,8 @@ class StageModel(Protocol):
     extra_numbers: int = 0  # how many `numbers` gives
     row_ids: int = 1  # how many ids of a row `rows` gives
     adds: int = 0  # how many adds rows of media have
+    # [V, H], contiguous: the rows of ids, where those are all that `embed` and `complete` make of them.
+    embeddings: Tensor | None = None
 
     def rows(self, batch: Batch) -> Rows:
         """What the batch's rows are made of: text, media, codes are the stage's business.
@@ -99,7 +102,7 @@ class StageModel(Protocol):
         return self.decoder(rows.x, rows.positions, kv, rows.adds, rows.add_rows)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [B, H] -> float32 [B, V], with what the stage never allows already at -inf.
+        """hidden [B, H] -> [B, V], float32 or as the head computes it, with what the stage never allows already at -inf.
 
         V, the number of ids that the head knows, does not change.
         """
@@ -111,8 +114,11 @@ class StageModel(Protocol):
         hidden [B, H] the ids int64 [B] were drawn from; draw: of whatever else is drawn (`Sequence.inner`); numbers int64
         [B, extra_numbers]. Tensors only, every shape known beforehand and no host round trip: on CUDA it becomes part of a
         graph. Runs also for a sequence that turns out to end with its id, so any id that the head knows must be harmless.
+
+        Without a method of its own a stage says the id, and reads its row of `embeddings`.
         """
-        ...
+        assert self.embeddings is not None
+        return ids[:, None], F.embedding(ids, self.embeddings)
 
     def position(self, sequence: Sequence, row: int) -> tuple[int, ...]:
         """Of one row of a sequence, on one axis, or on three where `decoder_config` has an mrope_section."""

@@ -20,11 +20,11 @@ from torch import Tensor
 from aura_omni.engine.attention import Joined, PagedKV
 from aura_omni.engine.graphs import Graphed, GraphPool, sizes_up_to
 from aura_omni.engine.lane import sent, staged
-from aura_omni.engine.numbers import RowNumbers, StepNumbers
-from aura_omni.engine.sampler import Filters, pick
+from aura_omni.engine.numbers import RowNumbers, StepNumbers, kernels
+from aura_omni.engine.sampler import Filters
 from aura_omni.engine.seats import Seats, Taker, constrained
 from aura_omni.engine.sequence import Batch, Sequence
-from aura_omni.engine.stage_model import Embedded, Rows, StageModel, by_axis
+from aura_omni.engine.stage_model import Rows, StageModel, by_axis
 from aura_omni.flow import Sampling
 
 # Prefills of up to so many rows, of up to so many sequences, are padded and become CUDA graphs. Longer ones keep the device
@@ -311,59 +311,70 @@ class Steps:
 
     # ------------------------------------------------------------ on the device: tensors only
 
-    def _embedded(self, numbers: Tensor, media: Tensor) -> tuple[Embedded, Tensor]:
+    def _embedded(self, numbers: Tensor, media: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """numbers int32 [N, n]: of each row its slot, which of the media [M, 1 + adds, H] it is (-1: none), its positions and its ids;
-        media that are no row's may be anything -> the rows, with adds to all of them, and their slots int64 [N]."""
+        media that are no row's may be anything -> the rows x [N, H], cos and sin [N, D], adds to all rows [adds, N, H], slots int64 [N]."""
+        model, rope, ids = self._model, self._model.decoder.rope, _FIRST + self._axes
+        if not numbers.is_cpu:
+            known = model.embeddings is not None
+            base = model.embeddings if known else model.embed(numbers[:, ids:].long())
+            where = (_SLOT, _MEDIUM, _FIRST, ids)
+            return kernels().gathered(numbers, media, base, *rope.on(numbers.device), columns=where, looked_up=known)
         columns = numbers.T.long().contiguous()
-        medium, ids = columns[_MEDIUM], columns[_FIRST + self._axes :]
-        found = media[medium.clamp_min(0)].masked_fill((medium < 0)[:, None, None], 0)
-        first, *adds = found.unbind(1)
-        positions = by_axis(columns[_FIRST : _FIRST + self._axes].T)
-        return Embedded(self._model.embed(ids.T) + first, positions, tuple(adds)), columns[_SLOT]
+        medium = columns[_MEDIUM]
+        first, *adds = media[medium.clamp_min(0)].masked_fill((medium < 0)[:, None, None], 0).unbind(1)
+        x = model.embed(columns[ids:].T) + first
+        cos, sin = rope.tables(by_axis(columns[_FIRST:ids].T), x.dtype)
+        return x, cos, sin, torch.stack(adds) if adds else x.new_empty(0, *x.shape), columns[_SLOT]
 
     def _computed(self, numbers: Tensor, media: Tensor, chunks: Tensor) -> Tensor:
         """numbers, media: as `_embedded` has them; chunks: as `PagedKV.chunk_step` does, turned -> hidden [N, H]."""
-        rows, slot = self._embedded(numbers, media)
+        x, cos, sin, adds, slot = self._embedded(numbers, media)
         kv = self._kv.chunk_step(slot, chunks.T.contiguous(), most_rows=len(numbers))
-        return self._model.decoder(rows.x, rows.positions, kv, rows.adds)
+        return self._model.decoder.turned(x, cos, sin, kv, adds.unbind(0))
 
     def _both(self, numbers: Tensor, media: Tensor, chunks: Tensor, seated: Tensor) -> Tensor:
         """`_computed`, with the rows in some seats in front; seated [n, B]: their numbers -> hidden [B + N, H]."""
-        rows, slot = self._embedded(numbers, media)
-        row, singles = self._numbers.unpack(seated.T.contiguous()), seated.shape[1]
+        x, cos, sin, adds, slot = self._embedded(numbers, media)
+        row, *begun = self._numbers.begun(seated.T, self._seats.rows, self._model.decoder.rope)
+        singles = seated.shape[1]
         kv = Joined(
             self._kv.decode_step(row.slot, row.length, row.table),
             self._kv.chunk_step(slot, chunks.T.contiguous(), most_rows=len(numbers)),
             singles=singles,
         )
-        x = torch.cat((self._seats.rows[row.seat], rows.x))
-        positions = torch.cat((row.positions, rows.positions), dim=-1)
-        return self._model.decoder(x, positions, kv, [F.pad(add, (0, 0, singles, 0)) for add in rows.adds])
+        x, cos, sin = (torch.cat(parts) for parts in zip(begun, (x, cos, sin), strict=True))
+        return self._model.decoder.turned(x, cos, sin, kv, F.pad(adds, (0, 0, singles, 0)).unbind(0))
 
     def _decoded(self, numbers: Tensor, *, how: _How) -> Tensor:
         """The rows in the seats through decoder and head, and on; values int64 [B, K]."""
-        row = self._numbers.unpack(numbers)
+        row, x, cos, sin = self._numbers.begun(numbers, self._seats.rows, self._model.decoder.rope)
         kv = self._kv.decode_step(row.slot, row.length, row.table)
-        return self._completed(self._model.decoder(self._seats.rows[row.seat], row.positions, kv), row, how)
+        return self._drawn(self._model.decoder.turned(x, cos, sin, kv), numbers, how=how, row=row)
 
     def _decoded_columns(self, columns: Tensor, *, how: _How) -> Tensor:
         """`_decoded` of numbers [n, B]."""
-        return self._decoded(columns.T.contiguous(), how=how)
+        return self._decoded(columns.T, how=how)
 
-    def _drawn(self, hidden: Tensor, numbers: Tensor, *, how: _How) -> Tensor:
-        return self._completed(hidden, self._numbers.unpack(numbers), how)
+    def _drawn(self, hidden: Tensor, numbers: Tensor, *, how: _How, row: RowNumbers | None = None) -> Tensor:
+        """From hidden [B, H] to the next ids and whatever the stage makes of them: values int64 [B, K], -1 where there is no id.
 
-    def _completed(self, hidden: Tensor, row: RowNumbers, how: _How) -> Tensor:
-        """From hidden [B, H] to the next ids and whatever the stage makes of them: values int64 [B, K], -1 where there is no id."""
-        seats, logits = self._seats, self._model.logits(hidden)
-        if how.constrained:
-            logits = seats.constrain(logits, row.seat, row.step)
-        # No number, +inf, or every id banned: there is nothing to choose from.
-        sound = logits.amax(-1).isfinite()
-        ids = torch.where(sound, pick(logits, seats.draw(row.seat, row.step, how.filters)), 0)
-        values, rows = self._model.complete(hidden, ids, seats.inner_draw(row.seat, row.step, how.inner), row.extra)
+        row: the numbers, where they are unpacked already.
+        """
+        model, seats, logits = self._model, self._seats, self._model.logits(hidden)
+        if model.embeddings is not None and seats.ends(how.filters):
+            return seats.ended(
+                logits,
+                *self._numbers.who(numbers),
+                model.embeddings,
+                constrained=how.constrained,
+                random=how.filters.random,
+                no_id=NO_ID,
+            )
+        row = row or self._numbers.unpack(numbers)
+        ids, there, inner = seats.chosen(
+            logits, row.seat, row.step, how.filters, how.inner, constrained=how.constrained
+        )
+        values, rows = model.complete(hidden, ids, inner, row.extra)
         # Last, so that a step that failed before has changed nothing.
-        seats.rows.index_copy_(0, row.seat, rows)
-        if how.constrained:
-            seats.count(row.seat, ids)
-        return torch.where(sound[:, None], values, NO_ID)
+        return seats.kept(row.seat, ids, there, rows, values, constrained=how.constrained, no_id=NO_ID)

@@ -23,14 +23,17 @@ def starts_early(device: torch.device) -> bool:
 
 
 @triton.jit
-def _rms_norm_kernel(x_ptr, weight_ptr, out_ptr, size, eps, BLOCK: tl.constexpr):
+def _rms_norm_kernel(x_ptr, weight_ptr, out_ptr, size, eps, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    """Program: a row. EARLY: it begins before the kernel in front of it has ended."""
     row = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, BLOCK)
     inside = dims < size
+    weight = tl.load(weight_ptr + dims, mask=inside, other=0.0)
+    if EARLY:
+        gdc_wait()
     x = tl.load(x_ptr + row * size + dims, mask=inside, other=0.0)
     wide = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, 0) / size + eps)
-    weight = tl.load(weight_ptr + dims, mask=inside, other=0.0)
     tl.store(out_ptr + row * size + dims, (wide * scale).to(x.dtype) * weight, mask=inside)
 
 
@@ -39,7 +42,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     x = x.contiguous()
     out = torch.empty_like(x)
     size = x.shape[-1]
-    _rms_norm_kernel[(x.numel() // size,)](x, weight, out, size, eps, BLOCK=triton.next_power_of_2(size))
+    early = starts_early(x.device)
+    options: dict[str, Any] = {"launch_pdl": True} if early else {}
+    _rms_norm_kernel[(x.numel() // size,)](
+        x, weight, out, size, eps, BLOCK=triton.next_power_of_2(size), EARLY=early, **options
+    )
     return out
 
 
@@ -162,6 +169,34 @@ def qk_norm_rope(
         D=dim, HEADS=at_once,
     )  # fmt: skip
     return q, k
+
+
+@triton.jit
+def _summed_rows_kernel(
+    ids_ptr, offsets_ptr, table_ptr, out_ptr, width, IDS: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Program (row, BLOCK of its sums)."""
+    row, dims = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    place = tl.arange(0, PLACES)
+    there = place < IDS
+    at = tl.load(ids_ptr + row * IDS + place, mask=there, other=0) + tl.load(offsets_ptr + place, mask=there, other=0)
+    held = tl.load(
+        table_ptr + at[:, None] * width + dims[None, :], mask=there[:, None] & (dims < width)[None, :], other=0.0
+    )
+    total = tl.sum(held.to(tl.float32), 0)
+    tl.store(out_ptr + row * width + dims, total.to(held.dtype), mask=dims < width)
+
+
+def summed_rows(ids: Tensor, offsets: Tensor, table: Tensor) -> Tensor:
+    """ids int64 [N, K], with offsets int64 [K] added, name rows of table [V, H] -> the sums of each K of them [N, H], in float32 until
+    they are rounded once."""
+    rows, count = ids.shape
+    width = table.shape[1]
+    out = table.new_empty(rows, width)
+    _summed_rows_kernel[(rows, triton.cdiv(width, 128))](
+        ids.contiguous(), offsets, table, out, width, IDS=count, PLACES=triton.next_power_of_2(count), BLOCK=128
+    )
+    return out
 
 
 @triton.jit

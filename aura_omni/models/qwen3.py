@@ -165,6 +165,18 @@ class Decoder(nn.Module):
         (deepstack features).
         """
         cos, sin = self.rope.tables(positions, x.dtype)
+        return self.turned(x, cos, sin, kv, adds, add_rows)
+
+    def turned(
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        kv: KeyValues,
+        adds: Sequence[Tensor] = (),
+        add_rows: Tensor | None = None,
+    ) -> Tensor:
+        """`forward`, with what `rope.tables` gives for the positions."""
         return self.norm.of_sum(*self.stream(x, cos, sin, kv, adds, add_rows))[1]
 
     def stream(
@@ -176,8 +188,7 @@ class Decoder(nn.Module):
         adds: Sequence[Tensor] = (),
         add_rows: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """`forward` before the last norm, with what `rope.tables` gives for the positions: the residual stream as the layers leave it, as
-        one summand or two."""
+        """`turned` before the last norm: the residual stream as the layers leave it, as one summand or two."""
         more: Tensor | None = None
         for number, layer in enumerate(self.layers):
             x, more = layer(x, more, cos, sin, kv)

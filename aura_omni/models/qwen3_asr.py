@@ -162,18 +162,14 @@ class Qwen3Asr(nn.Module):
         rows: list[Tensor] = self.audio_tower([self.audio_tower.log_mel(clip) for clip in clips])
         return rows
 
-    def embed(self, ids: Tensor) -> Tensor:
-        """ids int64 [N] -> [N, H]."""
-        return self.embed_tokens(ids)
-
     def forward(self, x: Tensor, positions: Tensor, kv: KeyValues) -> Tensor:
         """x [N, H], positions int64 [N] -> final-normed hidden [N, H]."""
         return self.decoder(x, positions, kv)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [B, H] -> float32 [B, V]."""
+        """hidden [B, H] -> [B, V] in the weights' dtype."""
         head = self.embed_tokens if self.config.tied else self.lm_head
-        return F.linear(hidden, head.weight).float()
+        return F.linear(hidden, head.weight)
 
 
 class AudioEncoder(Prepared):

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aura_omni.models.fields import whole
-from aura_omni.models.layers import DenseKV, normed_linear
+from aura_omni.models.layers import DenseKV, fused, fusible, normed_linear
 from aura_omni.models.qwen3 import Decoder, DecoderConfig
 from aura_omni.models.weights import Layout, Prepared
 
@@ -164,6 +164,8 @@ class Talker(Prepared):
 
         One sum over the stacked 16, accumulated in float32 and rounded once, as in the reference: in bf16 the order counts.
         """
+        if fusible(self._stacked):
+            return fused().summed_rows(codes, self._offsets, self._stacked)
         return F.embedding(codes + self._offsets, self._stacked).sum(1)
 
     def new_kv(self, batch: int) -> DenseKV:

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from aura_omni.engine.lane import sent
 from aura_omni.engine.loader import Checkpoint
-from aura_omni.engine.sampler import Draw
 from aura_omni.engine.sequence import Batch, FinishReason, MediaSpan, Sequence
 from aura_omni.engine.stage_model import Rows, StageModel
 from aura_omni.errors import BadMedia, CheckpointError, PromptTooLong
@@ -79,7 +78,7 @@ class AsrStage(StageModel):
         self.max_model_len = max_model_len or network.config.decoder.max_positions
         self.decoder, self.decoder_config = network.decoder, network.config.decoder
         self._hearing: HearingGraphs | None = None
-        weight = network.embed_tokens.weight
+        self.embeddings = weight = network.embed_tokens.weight
         self.device, self.dtype = weight.device, weight.dtype
         start, end, self._tag = tokenizer.id("<|im_start|>"), tokenizer.id("<|im_end|>"), tokenizer.id(TEXT_TAG)
         self.stop_ids = frozenset({end, tokenizer.id("<|endoftext|>")})
@@ -232,9 +231,6 @@ class AsrStage(StageModel):
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.network.logits(hidden)
-
-    def complete(self, hidden: Tensor, ids: Tensor, draw: Draw, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        return ids[:, None], self.network.embed(ids)
 
     def heard(self, sequence: Sequence, values: np.ndarray) -> int:
         return int(values[0])

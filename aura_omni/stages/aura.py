@@ -24,7 +24,6 @@ from torch import Tensor
 
 from aura_omni.engine.lane import staged
 from aura_omni.engine.loader import Checkpoint
-from aura_omni.engine.sampler import Draw
 from aura_omni.engine.sequence import Batch, FinishReason, Sequence
 from aura_omni.engine.stage_model import Rows, StageModel
 from aura_omni.errors import CheckpointError
@@ -118,7 +117,7 @@ class AuraStage(StageModel):
         self._graphs: TowerGraphs | None = None
         self._pictures = PictureCache(picture_cache_bytes)
         self._video_rules = video_rules
-        weight = network.embed_tokens.weight
+        self.embeddings = weight = network.embed_tokens.weight
         self.device, self.dtype = weight.device, weight.dtype
         ends = (self.controls.silent, self.controls.im_end, self.controls.end_of_text)
         self.stop_ids = frozenset(token for token in ends if token is not None)
@@ -273,10 +272,7 @@ class AuraStage(StageModel):
         return looked_up(self.network.embed_tokens, ids[:, 0])
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self.network.head(hidden).float()
-
-    def complete(self, hidden: Tensor, ids: Tensor, draw: Draw, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        return ids[:, None], self.network.embed_tokens(ids)
+        return self.network.head(hidden)
 
     def position(self, sequence: Sequence, row: int) -> tuple[int, ...]:
         prompt: AuraPrompt = sequence.state.prompt

@@ -129,7 +129,8 @@ class TalkerStage(StageModel):
         banned = torch.zeros(talker.config.codec_vocab, dtype=torch.bool, device=self.device)
         banned[-_RESERVED:] = True
         banned[writer.ids.eos] = False
-        self._banned = banned
+        # To be added to logits: one launch, and masking would be two.
+        self._bans = torch.zeros_like(banned, dtype=self.dtype).masked_fill_(banned, -torch.inf)
 
     @classmethod
     def load(
@@ -303,8 +304,8 @@ class TalkerStage(StageModel):
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [B, H] -> float32 [B, codec vocabulary]; ids that are neither codes nor eos are at -inf."""
-        return self.talker.codec_head(hidden).float().masked_fill(self._banned, -torch.inf)
+        """hidden [B, H] -> [B, codec vocabulary]; ids that are neither codes nor eos are at -inf."""
+        return self.talker.codec_head(hidden) + self._bans
 
     @torch.no_grad()
     def complete(self, hidden: Tensor, ids: Tensor, draw: Draw, numbers: Tensor) -> tuple[Tensor, Tensor]:

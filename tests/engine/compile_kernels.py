@@ -19,7 +19,8 @@ from triton.compiler import ASTSource
 from triton.compiler import compile as compiled
 from triton.runtime.driver import driver
 
-from aura_omni.engine import fused_sampler, paged_attention, paged_row
+from aura_omni.engine import fused_numbers, fused_sampler, fused_seats, paged_attention, paged_row
+from aura_omni.engine.seats import Tables
 from aura_omni.models import codec_kernels, fused, fused_fp8, fused_linear, fused_tiles
 from aura_omni.models.codec import CodecConfig, CodecDecoder
 from aura_omni.models.codec_fused import FusedStep
@@ -43,7 +44,9 @@ MODULES = (
     fused_fp8,
     fused_linear,
     fused_tiles,
+    fused_numbers,
     fused_sampler,
+    fused_seats,
     paged_attention,
     paged_row,
     codec_kernels,
@@ -97,6 +100,12 @@ def scale_of(weight: torch.Tensor) -> torch.Tensor | None:
 
 def integers(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
     return made(*shape, dtype=dtype)
+
+
+def tables(hidden: int, vocabulary: int) -> Tables:
+    """Of eight seats."""
+    marks = [made(9, vocabulary, dtype=dtype) for dtype in (torch.float32, torch.bool, torch.bool, torch.int32)]
+    return Tables(made(9, hidden), made(9, 9, dtype=torch.float32), integers(9, 4), *marks)
 
 
 def launches() -> Iterator[Callable[[], object]]:
@@ -171,13 +180,35 @@ def launches() -> Iterator[Callable[[], object]]:
     yield partial(fused.turn_patches, made(1, 920, 3 * 1_152), angles, angles, 16)
     draw = made(8, 3, dtype=torch.float32), integers(8, 3)
     yield partial(fused_sampler.pick_small, made(8, 2_048), *draw, top_k=True, stream=1, table=made(2_048, 1_024))
-    yield partial(fused_sampler.pick_small, made(8, 3_072, dtype=torch.float32), *draw, top_k=True, stream=0)
-    tables = {"bias": made(9, 3_072, dtype=torch.float32), "counts": integers(9, 3_072, dtype=torch.int32)}
-    tables |= {name: integers(9, 3_072, dtype=torch.uint8) for name in ("stops", "prompt")}
-    tables |= {"floats": made(9, 9, dtype=torch.float32), "integers": integers(9, 4)}
-    logits = made(8, 3_072, dtype=torch.float32)
-    yield partial(fused_sampler.constrain, logits, integers(8), integers(8), columns=(3, 4, 5, 2), **tables)
-    yield partial(fused_sampler.pick_large, made(8, 151_936, dtype=torch.float32), *draw, stream=0)
+    held, how = tables(2_048, 3_072), {"constrained": True}
+    yield partial(fused_seats.choose, made(8, 3_072), integers(8), integers(8), held, top_k=True, **how)
+    values = integers(8), made(8, dtype=torch.bool), made(8, 2_048), integers(8, 16)
+    yield partial(fused_seats.keep, integers(8), *values, held, no_id=-1, **how)
+    yield partial(fused.summed_rows, integers(8, 16), integers(16), made(33_792, 2_048))
+    for hidden, axes, adds in ((2_048, 1, 0), (4_096, 3, 3)):
+        numbers, media = integers(96, 3 + axes, dtype=torch.int32), made(96, 1 + adds, hidden)
+        rope, columns = (made(64, dtype=torch.float32), integers(64)), (0, 1, 2, 2 + axes)
+        for looked_up, rows in ((True, 151_936), (False, 96)):
+            base = made(rows, hidden)
+            yield partial(fused_numbers.gathered, numbers, media, base, *rope, columns=columns, looked_up=looked_up)
+    yield partial(fused_seats.fill, integers(2, 14 + 6 * 16, dtype=torch.int32), tables(2_048, 151_936))
+    yield partial(fused_seats.constrain, made(8, 3_072), integers(8), integers(8), tables(2_048, 3_072))
+    for hidden, batch, axes in ((2_048, 1, 1), (2_048, 8, 1), (4_096, 1, 3), (4_096, 8, 3)):
+        numbers = integers(4 + axes + 512, batch, dtype=torch.int32).T
+        rope = made(64, dtype=torch.float32), integers(64)
+        yield partial(fused_numbers.begun, numbers, made(9, hidden), *rope, width=4 + axes, columns=(0, 3, 4))
+        for constrained, random in ((False, False), (False, True), (True, True)):
+            yield partial(
+                fused_seats.ended,
+                made(batch, 151_936),
+                numbers[:, 0],
+                numbers[:, 1],
+                tables(hidden, 151_936),
+                made(151_936, hidden),
+                constrained=constrained,
+                random=random,
+                no_id=-1,
+            )
     with torch.device("meta"):
         decoder = CodecDecoder(CodecConfig.from_json(PUBLISHED)).to(torch.bfloat16).requires_grad_(False)
         for part in decoder.modules():

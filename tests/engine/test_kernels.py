@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aura_omni.engine.sampler import Draw, pick
+from aura_omni.engine.numbers import StepNumbers
+from aura_omni.engine.sampler import Draw, Filters, pick
+from aura_omni.engine.seats import Seats, Taker
 from aura_omni.flow import Sampling
 from aura_omni.models import fp8, layers, qwen3, qwen3_vl
 from aura_omni.models.layers import DenseKV, RMSNorm, Rope, rotate
@@ -22,7 +25,7 @@ from tests.models.test_fp8 import CONFIG
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytest.importorskip("triton")
 
-from aura_omni.engine import fused_sampler, paged_attention  # noqa: E402
+from aura_omni.engine import fused_numbers, fused_sampler, fused_seats, paged_attention  # noqa: E402
 from aura_omni.models import fused, fused_fp8, fused_linear, fused_tiles  # noqa: E402
 
 PAGE = 16
@@ -72,6 +75,187 @@ def test_the_threshold_of_top_k_is_the_sorted_one() -> None:
             logits.to(DEVICE), draw.floats.to(DEVICE), draw.integers.to(DEVICE), top_k=True, stream=0
         )
         assert set(ours.tolist()) == kept
+
+
+def takers_of(rows: list[Sampling], *, penalised: bool) -> list[Taker]:
+    """One for each seat, with everything that comes between logits and a draw."""
+    ways = {"repetition_penalty": 1.3, "min_tokens": 3, "presence_penalty": 0.1, "frequency_penalty": 0.2}
+    more = {"prompt": [1, 2], "outputs": [5, 5], "stop_ids": [9]}
+    inner = Sampling(temperature=0.6, top_k=7)
+    return [
+        Taker(seat, row.merged({**ways, "logit_bias": {4: 3.0}}) if penalised else row, inner=inner, seed=seat, **more)
+        for seat, row in enumerate(rows)
+    ]
+
+
+def seats_of(takers: list[Taker], vocabulary: int) -> tuple[Seats, Seats]:
+    """Those of plain code, and those of kernels."""
+    both = [
+        Seats(len(takers), hidden=24, vocabulary=vocabulary, dtype=torch.float32, device=device)
+        for device in (torch.device("cpu"), DEVICE)
+    ]
+    for seats in both:
+        seats.fill(takers)
+    return both[0], both[1]
+
+
+def assert_same_counts(plain: Seats, ours: Seats) -> None:
+    assert torch.equal(ours.tables.counts.cpu(), plain.tables.counts)
+
+
+@pytest.mark.parametrize("vocabulary", [97, 10_000])
+def test_seats_are_given_away_as_in_plain_code(vocabulary: int) -> None:
+    """All of them were others' before; two takers are nobody."""
+    torch.manual_seed(0)
+    ways = {"repetition_penalty": 1.3, "min_tokens": 3, "top_k": 7, "logit_bias": {0: -1.5, vocabulary - 1: 3.0}}
+    seeds = [3, (1 << 32) - 1, 1 << 40]
+    takers = [
+        Taker(
+            seat, Sampling(temperature=0.5 + seat).merged(ways), inner=Sampling(top_k=9), seed=seed,
+            prompt=[1, 50, vocabulary], outputs=[5, 6, 5], stop_ids=[9, vocabulary - 1],
+        )
+        for seat, seed in enumerate(seeds)
+    ]  # fmt: skip
+    plain, ours = seats_of(takers_of([Sampling()] * 3, penalised=True), vocabulary)
+    packed = []
+    with patch.object(plain, "_filled", packed.append):
+        plain.fill(takers)
+    numbers = torch.cat((packed[0], torch.from_numpy(plain._nobody(2))))
+    plain._filled(numbers)
+    fused_seats.fill(numbers.to(DEVICE), ours.tables)
+    for name in ("floats", "integers", "bias", "stops", "prompt", "counts"):
+        assert torch.equal(getattr(ours.tables, name)[:3].cpu(), getattr(plain.tables, name)[:3]), name
+    assert plain.tables.counts[0, 5] == 2
+
+
+@pytest.mark.parametrize("vocabulary", [97, 1_024, 2_500, *([151_936] if DEVICE.type == "cuda" else [])])
+@pytest.mark.parametrize("random", [False, True])
+@pytest.mark.parametrize("penalised", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_end_of_a_step_is_the_plain_one(vocabulary: int, random: bool, penalised: bool, dtype: torch.dtype) -> None:
+    """Of rows with nothing to choose from, of ties, and of rows that are nobody's, all of which sit in one seat."""
+    torch.manual_seed(0)
+    temperatures = [0.7 if random and seat % 3 else 0.0 for seat in range(6)]
+    takers = takers_of([Sampling(temperature=temperature) for temperature in temperatures], penalised=penalised)
+    filters = Filters.of(taker.sampling for taker in takers)
+    assert filters.random == random
+    seat, step = torch.tensor([2, 1, 4, 3, 0, 5, 6, 6]), torch.arange(8)
+    logits = (3 * torch.randn(len(seat), vocabulary)).round().to(dtype)
+    logits[0], logits[1, vocabulary - 1], logits[2, 7] = -torch.inf, torch.nan, torch.inf
+    logits[3, 20] = logits[3, vocabulary - 5] = 40
+    logits[4, vocabulary - 1] = 40
+    logits[5, :-1] = -torch.inf
+    table = torch.randn(vocabulary, 24)
+    plain, ours = seats_of(takers, vocabulary)
+    ids, there, _ = plain.chosen(logits, seat, step, filters, filters, constrained=penalised)
+    assert there.tolist() == [False, False, False, True, True, True, True, True]
+    assert ids[:6].tolist() == [0, 0, 0, 20, vocabulary - 1, vocabulary - 1]
+    expected = plain.kept(seat, ids, there, table[ids], ids[:, None], constrained=penalised, no_id=-1)
+    at = torch.stack((seat, step, seat), dim=1).int().to(DEVICE)
+    how = {"constrained": penalised, "random": random, "no_id": -1}
+    values = ours.ended(logits.to(DEVICE), at[:, 0], at[:, 1], table.to(DEVICE), **how)
+    assert torch.equal(values.cpu(), expected)
+    assert torch.equal(ours.rows[:6].cpu(), plain.rows[:6])
+    assert_same_counts(plain, ours)
+
+
+@pytest.mark.parametrize("vocabulary", [64, 100, 3_072])
+@pytest.mark.parametrize("top_k", [0, 50])
+@pytest.mark.parametrize("penalised", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_first_code_of_a_frame_and_its_end_are_the_plain_ones(
+    vocabulary: int, top_k: int, penalised: bool, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    takers = takers_of([Sampling(temperature=0.9 * (seat % 3), top_k=top_k) for seat in range(6)], penalised=penalised)
+    filters, inner = (Filters.of(getattr(taker, kind) for taker in takers) for kind in ("sampling", "inner"))
+    seat, step = torch.tensor([2, 1, 4, 3, 0, 5, 6, 6]), torch.arange(8)
+    logits = (3 * torch.randn(len(seat), vocabulary)).round().to(dtype)
+    logits[0], logits[1, vocabulary - 1], logits[2, 7] = -torch.inf, torch.nan, torch.inf
+    logits[3, 20] = logits[3, vocabulary - 5] = 40
+    plain, ours = seats_of(takers, vocabulary)
+    expected = plain.chosen(logits, seat, step, filters, inner, constrained=penalised)
+    assert expected[0][:4].tolist() == [0, 0, 0, 20]
+    how = {"constrained": penalised, "top_k": top_k > 0}
+    found = fused_seats.choose(logits.to(DEVICE), seat.to(DEVICE), step.to(DEVICE), ours.tables, **how)
+    draw = expected[2]
+    for one, other in zip(found, (*expected[:2], draw.floats, draw.integers), strict=True):
+        assert torch.equal(one.cpu(), other)
+        assert one.dtype == other.dtype
+    ids, there, rows, values = *expected[:2], torch.randn(8, 24), torch.randint(0, 2_048, (8, 16))
+    end = {"constrained": penalised, "no_id": -1}
+    kept = plain.kept(seat, ids, there, rows, values, **end)
+    assert kept[0].tolist() == [-1] * 16
+    given = [one.to(DEVICE) for one in (seat, ids, there, rows, values)]
+    assert torch.equal(fused_seats.keep(*given, ours.tables, **end).cpu(), kept)
+    assert torch.equal(ours.rows[:6].cpu(), plain.rows[:6])
+    assert_same_counts(plain, ours)
+
+
+def test_a_frame_of_codes_becomes_the_sum_of_their_rows() -> None:
+    table = torch.randn(3 * 50, 200)
+    codes, offsets = torch.randint(0, 50, (4, 3)), torch.tensor([0, 50, 100])
+    found = fused.summed_rows(codes.to(DEVICE), offsets.to(DEVICE), table.to(DEVICE)).cpu()
+    torch.testing.assert_close(found, table[codes + offsets].sum(1), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("axes", [1, 3])
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)])
+def test_what_a_step_begins_with_is_the_plain_gathering(
+    axes: int, turned: bool, dtype: torch.dtype, limit: float
+) -> None:
+    torch.manual_seed(0)
+    pages, hidden = 1_100, 1_200  # more than one program has
+    rope = Rope(32, 1e6, (6, 5, 5) if axes == 3 else None)
+    many = StepNumbers(axes=axes, extra=2, seats=5, page_size=PAGE, spare_page=9, most_pages=pages)
+    numbers = torch.randint(0, 200_000, (3, many.width + pages), dtype=torch.int32)
+    numbers[:, 0] = torch.tensor([4, 0, 5])
+    rows = torch.randn(6, hidden).to(dtype)
+    plain, *expected = many.begun(numbers, rows, rope)
+    given = numbers.T.contiguous().to(DEVICE).T if turned else numbers.to(DEVICE)
+    columns, length, table, *found = fused_numbers.begun(
+        given, rows.to(DEVICE), *rope.on(DEVICE), width=many.width, columns=(0, 3, 4)
+    )
+    assert torch.equal(columns.cpu(), numbers[:, : many.width].T.long())
+    assert torch.equal(length.cpu(), plain.length)
+    assert torch.equal(table.cpu(), plain.table)
+    assert (length.dtype, table.dtype, table.stride(1)) == (torch.int32, torch.int32, 1)
+    assert torch.equal(found[0].cpu(), expected[0])
+    for ours, by_hand in zip(found[1:], expected[1:], strict=True):
+        assert ours.dtype == dtype
+        assert_close(ours.cpu(), by_hand, limit)
+
+
+@pytest.mark.parametrize("axes", [1, 3])
+@pytest.mark.parametrize("adds", [0, 3])
+@pytest.mark.parametrize("looked_up", [False, True])
+@PRECISION
+def test_rows_of_prompts_are_gathered_as_in_plain_code(
+    axes: int, adds: int, looked_up: bool, dtype: torch.dtype, limit: float
+) -> None:
+    """Rows of ids, of media, and of both; media that are nobody's are not numbers."""
+    torch.manual_seed(0)
+    rows, hidden = 7, 1_200
+    rope = Rope(32, 1e6, (6, 5, 5) if axes == 3 else None)
+    numbers = torch.randint(0, 5_000, (rows, 3 + axes), dtype=torch.int32)
+    numbers[:, 1] = torch.tensor([-1, 2, -1, 0, 1, -1, 2])
+    numbers[:, -1] = torch.tensor([4, -1, 0, -1, 9, 9, 3])
+    media, table = torch.randn(4, 1 + adds, hidden).to(dtype), torch.randn(10, hidden).to(dtype)
+    media[3] = torch.nan
+    x = table[numbers[:, -1].long().clamp_min(0)].masked_fill((numbers[:, -1] < 0)[:, None], 0)
+    base = table if looked_up else x
+    of_media = torch.stack([torch.zeros(1 + adds, hidden) if at < 0 else media[at] for at in numbers[:, 1]]).to(dtype)
+    positions = numbers[:, 2 : 2 + axes].long().T
+    expected = rope.tables(positions if axes == 3 else positions[0], dtype)
+    ours, cos, sin, added, slots = fused_numbers.gathered(
+        numbers.to(DEVICE), media.to(DEVICE), base.to(DEVICE), *rope.on(DEVICE), columns=(0, 1, 2, 2 + axes), looked_up=looked_up
+    )  # fmt: skip
+    assert torch.equal(ours.cpu(), x + of_media[:, 0])
+    assert torch.equal(added.cpu(), of_media[:, 1:].transpose(0, 1))
+    assert torch.equal(slots.cpu(), numbers[:, 0].long())
+    for one, other in zip((cos, sin), expected, strict=True):
+        assert_close(one.cpu(), other, limit)
 
 
 # ------------------------------------------------------------ attention

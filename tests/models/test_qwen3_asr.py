@@ -34,7 +34,7 @@ def ids_for(tokens: int) -> torch.Tensor:
 @torch.no_grad()
 def prefill(network: Qwen3Asr, samples: np.ndarray, kv) -> torch.Tensor:
     (rows,) = network.encode([torch.from_numpy(samples)])
-    x = network.embed(ids_for(len(rows)))
+    x = network.embed_tokens(ids_for(len(rows)))
     x[2 : 2 + len(rows)] = rows
     return network(x, torch.arange(len(x)), kv)
 
@@ -152,7 +152,7 @@ def test_prefill_and_64_greedy_tokens_equal_the_reference(public, ours, length):
     for step in range(64):
         token = public(input_ids=token.view(1, 1), past_key_values=cache, use_cache=True).logits[0, -1].argmax()
         expected.append(int(token))
-        x = ours(ours.embed(torch.tensor(made[-1:])), torch.tensor([len(hidden) + step]), kv)
+        x = ours(ours.embed_tokens(torch.tensor(made[-1:])), torch.tensor([len(hidden) + step]), kv)
         kv.advance()
         made.append(int(ours.logits(x).argmax()))
     assert made == expected

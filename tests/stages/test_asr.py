@@ -386,7 +386,6 @@ def test_in_bfloat16_it_hears_nearly_the_same(stage, tmp_path):
     with torch.no_grad():
         (rough,), (exact,) = half.network.encode([samples]), stage.network.encode([samples])
     assert rough.dtype == torch.bfloat16
-    assert half.logits(rough[:1]).dtype == torch.float32
     assert ((rough.float() - exact).norm() / exact.norm()).item() < 0.05
 
 

@@ -241,14 +241,14 @@ def test_a_written_checkpoint_loads_and_answers_the_same(tmp_path: Path, aura: A
     assert torch.equal(hidden[0], hidden[1])
 
 
-def test_bfloat16_weights_give_bfloat16_rows_and_float32_logits(tmp_path: Path) -> None:
+def test_bfloat16_weights_give_bfloat16_rows_and_logits(tmp_path: Path) -> None:
     config = config_json()
     write_checkpoint(tmp_path, config, network(config))
     loaded = AuraStage.load(Checkpoint(tmp_path, "tiny"), device=CPU, dtype=torch.bfloat16)
     sequence = sequence_of(loaded, loaded.prompt(CHAT))
     hidden = forward(loaded, PlainKV(), (sequence, 0, sequence.length))
     assert hidden.dtype == torch.bfloat16
-    assert loaded.logits(hidden[-1:]).dtype == torch.float32
+    assert loaded.logits(hidden[-1:]).dtype == torch.bfloat16
 
 
 def test_a_limit_on_video_pixels_makes_frames_smaller(tmp_path: Path) -> None:

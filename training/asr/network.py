@@ -177,7 +177,7 @@ class Trainee(nn.Module):
         Mean over targets.
         """
         hidden = self.decode(sound, rows, written[:, :-1])
-        logits = self.net.logits(hidden.flatten(0, 1))
+        logits = self.net.logits(hidden.flatten(0, 1)).float()
         return F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, label_smoothing=smoothing)
 
     @torch.no_grad()
