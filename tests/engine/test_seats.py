@@ -82,7 +82,7 @@ ROWS = st.builds(
 @pytest.fixture(params=[16, 2], ids=["few_marks", "many_marks"])
 def marks(request: pytest.FixtureRequest) -> Iterator[None]:
     """With as many ids as go along with a taker, and with more."""
-    with patch.object(seats_module, "_MARKS", request.param):
+    with patch.object(seats_module, "MARKS", request.param):
         yield
 
 
