@@ -35,7 +35,7 @@ def test_a_launch_finds_what_was_compiled_ahead(tmp_path: Path) -> None:
     known = next(names for first, *names in lines if first == "known")
     # One of every stage, of decoding, prefills, draws, encoders and weights in eight bits.
     assert {
-        "paged_row_kernel",
+        "paged_head_kernel",
         "_prefill_kernel",
         "_conv_kernel",
         "_dense_kernel",

@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from aura_omni.engine import paged_row
+from aura_omni.engine import paged_head, paged_row
 from aura_omni.engine.paged_parts import LOG2_E, combine, part_of, places, varying
 from aura_omni.models.fused import _exchanged, _turned, starts_early
 from aura_omni.models.layers import RMSNorm, fusible
@@ -247,8 +247,11 @@ def decode(
     kv_heads = keys.shape[1]
     group, long = heads // kv_heads, table.shape[1] * page_size > LONG_CONTEXT
     plan = LONG_DECODE if long else SHORT_DECODE
-    by_row = rows <= paged_row.MOST_ROWS and group <= paged_row.MOST_GROUP and not long
-    splits = paged_row.SPLITS if by_row else splits_of(rows * kv_heads, plan)
+    by_head = not long and paged_head.takes(rows, group, page_size)
+    by_row = not long and rows <= paged_row.MOST_ROWS and group <= paged_row.MOST_GROUP
+    splits = splits_of(rows * kv_heads, plan)
+    if by_head or by_row:
+        splits = paged_head.SPLITS if by_head else paged_row.SPLITS
     acc = torch.empty(rows, heads, splits, dim, dtype=torch.float32, device=q.device)
     m = torch.empty(rows, heads, splits, dtype=torch.float32, device=q.device)
     total = torch.empty_like(m)
@@ -269,7 +272,12 @@ def decode(
         "SPLITS": splits,
         "EARLY": early,
     }
-    if by_row:
+    if by_head:
+        paged_head.paged_head_kernel[(rows, heads, splits)](
+            *tensors, **shape, LANES=paged_head.LANES, EACH=paged_head.EACH, WHOLE=paged_head.WHOLE,
+            num_warps=paged_head.WARPS, **options,
+        )  # fmt: skip
+    elif by_row:
         paged_row.paged_row_kernel[(rows, kv_heads, splits)](
             *tensors, **shape, BLOCK=paged_row.KEYS, num_warps=1, **options
         )

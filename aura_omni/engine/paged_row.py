@@ -52,8 +52,11 @@ def paged_row_kernel(
     RAW: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Program (row, key head, split), as `paged_attention._decode_kernel`, which says what each of them does."""
+    """Program (row, key head, split), as `paged_attention._decode_kernel`, which says what each of them does. EARLY: as
+    `paged_head.paged_head_kernel`."""
     row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    if EARLY:
+        gdc_launch_dependents()
     dims = tl.arange(0, D)
     heads = kv_heads * GROUP
     before = tl.load(lengths + row) - 1
@@ -85,8 +88,6 @@ def paged_row_kernel(
     v = tl.load(v_ptr + row * v_width + head * D + dims)
     if RAW:
         k = turned(k, tl.load(k_at + other), k_norm, k_other, cos, sin, dims, eps, D)
-    if EARLY:
-        gdc_launch_dependents()
     if split == 0:
         slot = (tl.load(slots_ptr + row) * kv_heads + head) * D + dims
         tl.store(keys + slot, k)

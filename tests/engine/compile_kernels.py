@@ -19,7 +19,7 @@ from triton.compiler import ASTSource
 from triton.compiler import compile as compiled
 from triton.runtime.driver import driver
 
-from aura_omni.engine import fused_numbers, fused_sampler, fused_seats, paged_attention, paged_row
+from aura_omni.engine import fused_numbers, fused_sampler, fused_seats, paged_attention, paged_head, paged_row
 from aura_omni.engine.seats import Tables
 from aura_omni.models import codec_kernels, fused, fused_fp8, fused_linear, fused_tiles
 from aura_omni.models.codec import CodecConfig, CodecDecoder
@@ -48,6 +48,7 @@ MODULES = (
     fused_sampler,
     fused_seats,
     paged_attention,
+    paged_head,
     paged_row,
     codec_kernels,
 )

@@ -22,6 +22,7 @@ def test_kernels_compile_for_the_gpus_they_are_meant_for(tmp_path: Path) -> None
     names = {line.split()[0] for line in done.stdout.splitlines()}
     assert {
         "_decode_kernel",
+        "paged_head_kernel",
         "paged_row_kernel",
         "_prefill_kernel",
         "_tiles_kernel",

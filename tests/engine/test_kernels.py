@@ -315,6 +315,9 @@ def integers(values: list[int]) -> Tensor:
         (16, 4, [3] * 50),  # few splits
         (16, 4, [40] * 33),  # more rows than go without tensor cores
         (64, 2, [1, 32, 33, 34, 257, 600]),  # every query head has a key head of its own
+        (64, 2, [1, 600]),  # and few of them
+        (16, 4, [128, 129, 130, 2]),  # a block of few rows
+        (16, 4, [256, 257, 258, 2_100]),  # the longest that is not cut, and longer ones
     ],
 )
 def test_paged_decode_equals_plain_attention(
@@ -343,13 +346,13 @@ def test_paged_decode_equals_plain_attention(
 @LOOPS
 @PRECISION
 @pytest.mark.parametrize("lengths", [[1, 64, 65, 300], [900]])
-@pytest.mark.parametrize("longest", [0, 10**9])
+@pytest.mark.parametrize(("heads", "longest"), [(6, 0), (6, 10**9), (4, 10**9)])  # contexts may be longer, or not
 def test_decode_of_raw_heads_is_that_of_normed_and_turned_ones(
-    dtype: torch.dtype, limit: float, lengths: list[int], longest: int, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, limit: float, lengths: list[int], heads: int, longest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(paged_attention, "LONG_CONTEXT", longest)  # contexts may be longer, or not
+    monkeypatch.setattr(paged_attention, "LONG_CONTEXT", longest)
     torch.manual_seed(0)
-    rows, dim, heads, kv_heads = len(lengths), 64, 6, 2
+    rows, dim, kv_heads = len(lengths), 64, 2
     keys, values, table = pool(lengths, kv_heads, dim, dtype)
     q_norm, k_norm = norm_of(dim, dtype), norm_of(dim, dtype)
     cos, sin = Rope(dim, 1e6).tables(torch.tensor(lengths, device=DEVICE) - 1, dtype)
