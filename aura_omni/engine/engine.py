@@ -166,15 +166,8 @@ class Engine:
             worked = self._pass()
 
     def _pass(self) -> bool:
-        """Every runner may launch, and once more before each less urgent one if anything has landed. Returns whether any did.
-
-        First those of which somebody has got nothing yet, the least urgent in front: its steps are the longest, and on the device the
-        others' go before them even so, while behind the others' launches they would begin milliseconds later.
-        """
-        worked = self._land()
-        for runner in reversed(self._by_urgency):
-            if runner.due_first:
-                worked |= runner.launch()
+        """Every runner may launch, and once more before each less urgent one if anything has landed. Returns whether any did."""
+        worked = False
         for place, runner in enumerate(self._by_urgency):
             if self._land():
                 worked = True

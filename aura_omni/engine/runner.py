@@ -174,10 +174,6 @@ class ArRunner(Runner):
         return any(not flight.decode for flight in self._flights) or self._scheduler.reading
 
     @property
-    def due_first(self) -> bool:
-        return not self._at_once and not self._flights and self._scheduler.newcomers
-
-    @property
     def holds(self) -> bool:
         return self._holds
 

@@ -175,11 +175,6 @@ class Runner(Protocol):
         return False
 
     @property
-    def due_first(self) -> bool:
-        """Whether somebody who has got nothing yet waits for nothing but a launch that only begins what the device then computes."""
-        return False
-
-    @property
     def holds(self) -> bool:
         """Whether the last `launch` left something to do for later, for the sake of another runner: time alone may change that."""
         return False

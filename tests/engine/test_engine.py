@@ -16,7 +16,7 @@ WAIT_S = 20.0  # for a test that would hang; never waited for when all is well
 class Scripted:
     """A runner of nothing: counts its steps, and does what the test says."""
 
-    holds = due_first = False
+    holds = False
 
     def __init__(self, log: list[str], name: str, work: int = 0) -> None:
         self.log, self.name, self.work = log, name, work
@@ -89,18 +89,6 @@ def test_runners_are_stepped_in_order_of_urgency() -> None:
         while engine.call(lambda: sum(runner.work for runner in runners.values())):
             pass
     assert log == ["vocoder", "talker", "aura"] * 3
-
-
-def test_of_those_whose_first_result_is_due_the_longest_step_is_launched_first() -> None:
-    """And each of them only once, before all others."""
-    log: list[str] = []
-    runners = {name: Scripted(log, name, work=1) for name in ("vocoder", "talker", "aura", "asr")}
-    for name in ("talker", "aura"):
-        runners[name].due_first = True
-    with Engine(runners) as engine:
-        while engine.call(lambda: sum(runner.work for runner in runners.values())):
-            pass
-    assert log == ["aura", "talker", "vocoder", "asr"]
 
 
 def test_what_can_wait_for_launches_comes_after_those_of_the_pass() -> None:
