@@ -64,6 +64,14 @@ def fused_linear() -> ModuleType:
     return kernels
 
 
+@cache
+def fused_audio() -> ModuleType:
+    """`models.fused_audio`, likewise."""
+    from aura_omni.models import fused_audio as kernels
+
+    return kernels
+
+
 def looked_up(table: nn.Embedding, ids: Tensor) -> Tensor:
     """Rows [N, H] of the table for ids int64 [N]; zeros where an id is negative."""
     rows: Tensor = table(ids.clamp_min(0))
@@ -107,6 +115,16 @@ def normed_sum(norm: RMSNorm, linear: Linear, x: Tensor, more: Tensor | None) ->
         return norm.of_sum(x, more)
     x, rows = fp8.kernels().normed_sum(x, more, norm.weight, norm.eps)
     return x, fp8.Rows(*rows)
+
+
+def layer_normed_sum(norm: nn.LayerNorm, x: Tensor, more: Tensor | None) -> tuple[Tensor, Tensor]:
+    """x + more (None: just x), and that normed."""
+    if more is None:
+        return x, norm(x)
+    if fusible(x):
+        return fused().add_layer_norm(x, more, norm.weight, norm.bias, norm.eps)
+    x = x + more
+    return x, norm(x)
 
 
 class Rope:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aura_omni.models.fields import whole
-from aura_omni.models.layers import KeyValues
+from aura_omni.models.layers import KeyValues, fused_audio, fusible, layer_normed_sum
 from aura_omni.models.qwen3 import Decoder, DecoderConfig
 from aura_omni.models.weights import Layout, Prepared, StackedLinear
 
@@ -261,9 +261,11 @@ class AudioEncoder(Prepared):
         return self.windows(images, inside.view(-1, config.window_tokens)).view(*inside.shape, -1)
 
     def _transformed(self, x: Tensor, windows: Windows) -> Tensor:
+        more: Tensor | None = None
         for layer in self.layers:
-            x = layer(x, windows)
-        out: Tensor = self.proj2(F.gelu(self.proj1(self.ln_post(x))))
+            x, more = layer(x, more, windows)
+        _, normed = layer_normed_sum(self.ln_post, x, more)
+        out: Tensor = self.proj2(F.gelu(self.proj1(normed)))
         return out
 
     def _convolved(self, mels: Sequence[Tensor]) -> list[Tensor]:
@@ -289,13 +291,22 @@ class AudioEncoder(Prepared):
 
     def _chunks(self, images: Tensor) -> Tensor:
         """images float32 [C, mel_bins, frames] -> [C, tokens, hidden]; positions start anew in each chunk."""
+        if fusible(images):
+            kernels, last = fused_audio(), self.conv2d3
+            x = kernels.first_convolution(images, self._first, self.conv2d1.bias)
+            x = kernels.bias_gelu(_unbiased(self.conv2d2, x), self.conv2d2.bias)
+            return self._placed(kernels.bias_gelu(_unbiased(last, x), last.bias, rows=True))
         x = F.pad(images.to(self.conv_out.weight.dtype), (1, 2, 1, 2))
         windows = x.unfold(1, 4, 2).unfold(2, 4, 2).flatten(3)
         x = F.gelu(F.linear(windows, self._first, self.conv2d1.bias)).permute(0, 3, 1, 2)
         x = x.contiguous(memory_format=self._images)
         for convolution in (self.conv2d2, self.conv2d3):
             x = F.gelu(convolution(x))
-        rows: Tensor = self.conv_out(x.permute(0, 3, 1, 2).flatten(2))
+        return self._placed(x.permute(0, 3, 1, 2).flatten(2))
+
+    def _placed(self, x: Tensor) -> Tensor:
+        """x [C, tokens, channels x bins], what the convolutions make of chunks -> [C, tokens, hidden]."""
+        rows: Tensor = self.conv_out(x)
         return rows + self._places[: rows.shape[1]]
 
 
@@ -308,9 +319,11 @@ class EncoderLayer(nn.Module):
         self.fc1 = nn.Linear(config.hidden, config.intermediate)
         self.fc2 = nn.Linear(config.intermediate, config.hidden)
 
-    def forward(self, x: Tensor, windows: Windows) -> Tensor:
-        x = x + self.self_attn(self.self_attn_layer_norm(x), windows)
-        return x + self.fc2(F.gelu(self.fc1(self.final_layer_norm(x))))
+    def forward(self, x: Tensor, more: Tensor | None, windows: Windows) -> tuple[Tensor, Tensor]:
+        """The residual stream as two summands, before and after; whoever reads it adds them up and norms them at once."""
+        x, normed = layer_normed_sum(self.self_attn_layer_norm, x, more)
+        x, normed = layer_normed_sum(self.final_layer_norm, x, self.self_attn(normed, windows))
+        return x, self.fc2(F.gelu(self.fc1(normed)))
 
 
 class EncoderAttention(nn.Module):
@@ -322,10 +335,14 @@ class EncoderAttention(nn.Module):
 
     def forward(self, x: Tensor, windows: Windows) -> Tensor:
         """x [N, hidden]; every row attends to its whole window, in both directions."""
-        qkv = windows.apart(self.qkv_proj(x)).unflatten(-1, (3, self.heads, -1))
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=windows.mask)
-        return self.out_proj(windows.together(out.transpose(1, 2).flatten(2)))
+        qkv = windows.apart(self.qkv_proj(x))
+        # For each of its calls with a mask PyTorch makes another of it, which takes longer than attention to a single window.
+        if windows.mask is not None and fusible(x) and windows.width <= fused_audio().MOST_WINDOW:
+            out = fused_audio().window_attention(qkv, self.heads, windows.mask)
+        else:
+            q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=windows.mask).transpose(1, 2).flatten(2)
+        return self.out_proj(windows.together(out))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -364,6 +381,10 @@ class Windows:
         """The inverse of `apart`."""
         x = x.flatten(0, 1)
         return x if self.rows is None else x.index_select(0, self.rows)
+
+
+def _unbiased(convolution: nn.Conv2d, x: Tensor) -> Tensor:
+    return F.conv2d(x, convolution.weight, None, convolution.stride, convolution.padding)
 
 
 def mel_filters(bins: int) -> Tensor:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aura_omni.models.fields import whole, wholes
-from aura_omni.models.layers import fused, fusible
+from aura_omni.models.layers import fused, fusible, layer_normed_sum
 from aura_omni.models.qwen3 import Decoder, DecoderConfig
 from aura_omni.models.weights import Layout, Prepared
 
@@ -192,19 +192,9 @@ class VisionBlock(nn.Module):
 
     def forward(self, x: Tensor, more: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """The residual stream as two summands, before and after; whoever reads it adds them up and norms them at once."""
-        x, normed = _normed_sum(self.norm1, x, more)
-        x, normed = _normed_sum(self.norm2, x, self.attn(normed, cos, sin))
+        x, normed = layer_normed_sum(self.norm1, x, more)
+        x, normed = layer_normed_sum(self.norm2, x, self.attn(normed, cos, sin))
         return x, self.mlp(normed)
-
-
-def _normed_sum(norm: nn.LayerNorm, x: Tensor, more: Tensor | None) -> tuple[Tensor, Tensor]:
-    """x + more (None: just x), and that normed."""
-    if more is None:
-        return x, norm(x)
-    if fusible(x):
-        return fused().add_layer_norm(x, more, norm.weight, norm.bias, norm.eps)
-    x = x + more
-    return x, norm(x)
 
 
 class PatchMerger(nn.Module):

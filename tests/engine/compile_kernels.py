@@ -21,7 +21,7 @@ from triton.runtime.driver import driver
 
 from aura_omni.engine import fused_numbers, fused_sampler, fused_seats, paged_attention, paged_head, paged_row
 from aura_omni.engine.seats import Tables
-from aura_omni.models import codec_kernels, fused, fused_fp8, fused_linear, fused_tiles
+from aura_omni.models import codec_kernels, fused, fused_audio, fused_fp8, fused_linear, fused_tiles
 from aura_omni.models.codec import CodecConfig, CodecDecoder
 from aura_omni.models.codec_fused import FusedStep
 from aura_omni.models.weights import Prepared
@@ -41,6 +41,7 @@ TYPES = {
 
 MODULES = (
     fused,
+    fused_audio,
     fused_fp8,
     fused_linear,
     fused_tiles,
@@ -177,6 +178,14 @@ def launches() -> Iterator[Callable[[], object]]:
         yield partial(fused_fp8.silu_mul, made(rows, 24_576))
         for more in (None, made(rows, 4_096)):
             yield partial(fused_fp8.normed_sum, made(rows, 4_096), more, made(4_096), 1e-6)
+    for windows in (1, 8):
+        mask = made(windows, 1, 1, 104, dtype=torch.bool)
+        yield partial(fused_audio.window_attention, made(windows, 104, 3 * 1_024), 16, mask)
+        images = made(128, 8 * windows, 100, dtype=torch.float32).transpose(0, 1)
+        yield partial(fused_audio.first_convolution, images, made(480, 16), made(480))
+        for rows, high, wide in ((False, 32, 25), (True, 16, 13)):
+            x = made(8 * windows, high, wide, 480).permute(0, 3, 1, 2)
+            yield partial(fused_audio.bias_gelu, x, made(480), rows=rows)
     angles = made(920, 72, dtype=torch.float32)
     yield partial(fused.turn_patches, made(1, 920, 3 * 1_152), angles, angles, 16)
     draw = made(8, 3, dtype=torch.float32), integers(8, 3)

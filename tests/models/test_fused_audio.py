@@ -1,0 +1,87 @@
+"""The audio encoder's kernels against the encoder as written: compiled where there is a GPU, elsewhere by Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from aura_omni.models import layers, qwen3_asr
+from aura_omni.models.qwen3_asr import AudioEncoder, EncoderConfig
+from aura_omni.models.weights import Prepared
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+pytest.importorskip("triton")
+
+from aura_omni.models import fused_audio  # noqa: E402
+
+# The interpreter takes products of bfloat16 for products of integers.
+HALF = (torch.bfloat16, 2e-2) if DEVICE.type == "cuda" else (torch.float16, 3e-3)
+PRECISION = pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 2e-5), HALF])
+
+
+def assert_close(found: torch.Tensor, plain: torch.Tensor, limit: float) -> None:
+    assert found.shape == plain.shape
+    torch.testing.assert_close(found.float(), plain.float(), atol=limit, rtol=limit)
+
+
+@PRECISION
+@pytest.mark.parametrize(("width", "size"), [(104, 64), (128, 16), (13, 24)])
+def test_rows_attend_to_what_is_inside_their_window(dtype: torch.dtype, limit: float, width: int, size: int) -> None:
+    torch.manual_seed(0)
+    qkv = torch.randn(3, width, 3 * 2 * size).to(DEVICE, dtype)
+    counts = torch.tensor([width, width - 5, 1], device=DEVICE)
+    inside = torch.arange(width, device=DEVICE) < counts[:, None]
+    q, k, v = qkv.unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4).float()
+    plain = F.scaled_dot_product_attention(q, k, v, attn_mask=inside[:, None, None]).transpose(1, 2).flatten(2)
+    assert_close(fused_audio.window_attention(qkv, 2, inside[:, None, None]), plain, limit)
+
+
+def test_a_window_that_is_nobodys_stays_finite() -> None:
+    qkv, inside = torch.randn(1, 13, 96, device=DEVICE), torch.zeros(1, 1, 1, 13, dtype=torch.bool, device=DEVICE)
+    assert fused_audio.window_attention(qkv, 2, inside).isfinite().all()
+
+
+@PRECISION
+@pytest.mark.parametrize(("high", "wide", "channels"), [(128, 100, 480), (16, 7, 24), (9, 1, 3)])
+def test_the_first_convolution_is_the_plain_one(
+    dtype: torch.dtype, limit: float, high: int, wide: int, channels: int
+) -> None:
+    torch.manual_seed(0)
+    images = torch.randn(high, 2, wide, device=DEVICE).transpose(0, 1)  # as they lie in a mel
+    weight, bias = torch.randn(channels, 1, 3, 3).to(DEVICE, dtype), torch.randn(channels).to(DEVICE, dtype)
+    out = fused_audio.first_convolution(images, F.pad(weight[:, 0], (0, 1, 0, 1)).flatten(1), bias)
+    plain = F.gelu(F.conv2d(images[:, None].to(dtype).float(), weight.float(), bias.float(), stride=2, padding=1))
+    assert_close(out, plain, limit)
+
+
+@PRECISION
+def test_what_a_convolution_makes_is_biased_and_gated_as_plainly(dtype: torch.dtype, limit: float) -> None:
+    torch.manual_seed(0)
+    x, bias = torch.randn(2, 24, 5, 13).to(DEVICE, dtype), torch.randn(24).to(DEVICE, dtype)
+    plain = F.gelu(x + bias[:, None, None])
+    for one in (x, x.contiguous(memory_format=torch.channels_last)):
+        assert_close(fused_audio.bias_gelu(one, bias), plain, limit)
+        assert_close(fused_audio.bias_gelu(one, bias, rows=True), plain.permute(0, 3, 1, 2).flatten(2), limit)
+
+
+@PRECISION
+@pytest.mark.parametrize("heard", [(800, 300), (1_600, 1_111)])
+def test_an_encoder_of_kernels_is_the_encoder_as_written(
+    dtype: torch.dtype, limit: float, heard: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    config = EncoderConfig(16, 2, 32, 2, 64, 8, 24, 100, 800)
+    encoder = AudioEncoder(config).to(DEVICE, dtype).requires_grad_(False)
+    for part in encoder.modules():
+        if isinstance(part, Prepared):
+            part.prepare()
+    lengths = torch.tensor([160 * frames + 7 for frames in heard], device=DEVICE)
+    waves = torch.randn(2, 160 * (heard[0] + 1), device=DEVICE)
+    with torch.enable_grad():
+        plain = encoder.heard(waves, lengths)
+    for module in (layers, qwen3_asr):
+        monkeypatch.setattr(module, "fusible", lambda x: True)
+    found = encoder.heard(waves, lengths)
+    for one, other, count in zip(found, plain, config.tokens_of(lengths // 160).tolist(), strict=True):
+        assert_close(one[:count], other[:count], 5 * limit)
