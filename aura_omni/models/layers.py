@@ -72,6 +72,14 @@ def fused_audio() -> ModuleType:
     return kernels
 
 
+@cache
+def fused_mel() -> ModuleType:
+    """`models.fused_mel`, likewise."""
+    from aura_omni.models import fused_mel as kernels
+
+    return kernels
+
+
 def looked_up(table: nn.Embedding, ids: Tensor) -> Tensor:
     """Rows [N, H] of the table for ids int64 [N]; zeros where an id is negative."""
     rows: Tensor = table(ids.clamp_min(0))

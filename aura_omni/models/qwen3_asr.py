@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aura_omni.models.fields import whole
-from aura_omni.models.layers import KeyValues, fused_audio, fusible, layer_normed_sum
+from aura_omni.models.layers import KeyValues, fused_audio, fused_mel, fusible, layer_normed_sum
 from aura_omni.models.qwen3 import Decoder, DecoderConfig
 from aura_omni.models.weights import Layout, Prepared, StackedLinear
 
@@ -193,6 +193,10 @@ class AudioEncoder(Prepared):
         self._filters = mel_filters(self.config.mel_bins).to(weight.device)
         self._hann = torch.hann_window(FFT_SAMPLES, device=weight.device)
         self._places = sinusoids(self.config.chunk_tokens, self.config.hidden).to(weight.device, weight.dtype)
+        # How many samples a window has at least when there is a row in each of its places.
+        place = torch.arange(self.config.window_tokens)
+        chunk, row = place // self.config.chunk_tokens, place % self.config.chunk_tokens
+        self._fewest = (HOP_SAMPLES * (chunk * self.config.chunk_frames + 8 * row + 1)).to(weight.device)
         # The first convolution, of one channel, as a product of windows of 16, as many as tensor cores like; seven count nothing.
         self._first = F.pad(self.conv2d1.weight.detach()[:, 0], (0, 1, 0, 1)).flatten(1)
         # Channels last is how cuDNN's kernels have images; on a CPU it is a little faster, too, and rounds worse.
@@ -213,6 +217,8 @@ class AudioEncoder(Prepared):
         waves float32 [N, L], on the weights' device; lengths int64 [N], there too: of the clips, each over 200, what lies
         behind does not matter. None: all have L samples.
         """
+        if lengths is not None and fusible(waves):
+            return fused_mel().log_mels(waves, lengths, self._hann, self._filters, HOP_SAMPLES)
         half = FFT_SAMPLES // 2
         mirrored = F.pad(waves, (half, half), mode="reflect")
         if lengths is not None:
@@ -256,9 +262,10 @@ class AudioEncoder(Prepared):
         count = mels.shape[2] // config.window_frames
         mels = mels[..., : count * config.window_frames]
         images = mels.unflatten(2, (count, -1, config.chunk_frames)).permute(0, 2, 3, 1, 4).flatten(0, 1)
-        places = torch.arange(count * config.window_tokens, device=waves.device)
-        inside = places < config.tokens_of(lengths // HOP_SAMPLES)[:, None]
-        return self.windows(images, inside.view(-1, config.window_tokens)).view(*inside.shape, -1)
+        begins = HOP_SAMPLES * config.window_frames * torch.arange(count, device=waves.device)
+        inside = lengths[:, None, None] >= begins[:, None] + self._fewest
+        rows = self.windows(images, inside.flatten(0, 1))
+        return rows.view(len(waves), -1, rows.shape[-1])
 
     def _transformed(self, x: Tensor, windows: Windows) -> Tensor:
         more: Tensor | None = None

@@ -21,7 +21,7 @@ from triton.runtime.driver import driver
 
 from aura_omni.engine import fused_numbers, fused_sampler, fused_seats, paged_attention, paged_head, paged_row
 from aura_omni.engine.seats import Tables
-from aura_omni.models import codec_kernels, fused, fused_audio, fused_fp8, fused_linear, fused_tiles
+from aura_omni.models import codec_kernels, fused, fused_audio, fused_fp8, fused_linear, fused_mel, fused_tiles
 from aura_omni.models.codec import CodecConfig, CodecDecoder
 from aura_omni.models.codec_fused import FusedStep
 from aura_omni.models.weights import Prepared
@@ -44,6 +44,7 @@ MODULES = (
     fused_audio,
     fused_fp8,
     fused_linear,
+    fused_mel,
     fused_tiles,
     fused_numbers,
     fused_sampler,
@@ -178,6 +179,8 @@ def launches() -> Iterator[Callable[[], object]]:
         yield partial(fused_fp8.silu_mul, made(rows, 24_576))
         for more in (None, made(rows, 4_096)):
             yield partial(fused_fp8.normed_sum, made(rows, 4_096), more, made(4_096), 1e-6)
+    wave, hann, filters = (made(*shape, dtype=torch.float32) for shape in ((1, 128_160), (400,), (128, 201)))
+    yield partial(fused_mel.log_mels, wave, integers(1), hann, filters, 160)
     for windows in (1, 8):
         mask = made(windows, 1, 1, 104, dtype=torch.bool)
         yield partial(fused_audio.window_attention, made(windows, 104, 3 * 1_024), 16, mask)

@@ -13,7 +13,7 @@ from aura_omni.models.weights import Prepared
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytest.importorskip("triton")
 
-from aura_omni.models import fused_audio  # noqa: E402
+from aura_omni.models import fused_audio, fused_mel  # noqa: E402
 
 # The interpreter takes products of bfloat16 for products of integers.
 HALF = (torch.bfloat16, 2e-2) if DEVICE.type == "cuda" else (torch.float16, 3e-3)
@@ -63,6 +63,40 @@ def test_what_a_convolution_makes_is_biased_and_gated_as_plainly(dtype: torch.dt
     for one in (x, x.contiguous(memory_format=torch.channels_last)):
         assert_close(fused_audio.bias_gelu(one, bias), plain, limit)
         assert_close(fused_audio.bias_gelu(one, bias, rows=True), plain.permute(0, 3, 1, 2).flatten(2), limit)
+
+
+@pytest.mark.parametrize("longest", [160 * 101, 160 * 37 + 150])
+def test_the_mel_of_kernels_is_the_mel_as_written(longest: int) -> None:
+    torch.manual_seed(0)
+    encoder = AudioEncoder(EncoderConfig(80, 1, 32, 2, 64, 8, 24, 100, 800)).to(DEVICE).requires_grad_(False)
+    encoder.prepare()
+    loud = torch.tensor([[1.0], [1e-3], [0.0]], device=DEVICE)
+    waves = loud * torch.randn(3, 1 + longest, device=DEVICE)[:, 1:]
+    lengths = torch.tensor([longest, longest - 777, 401], device=DEVICE)
+    with torch.enable_grad():
+        plain = encoder.log_mels(waves, lengths)
+    found = fused_mel.log_mels(waves, lengths, encoder._hann, encoder._filters, 160)
+    assert_close(found, plain, 1e-4)
+
+
+@pytest.mark.parametrize("frames", [100, 101, 108, 109, 195, 800, 1_599, 1_600])
+def test_places_of_windows_are_inside_where_a_clip_has_rows(frames: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = EncoderConfig(16, 1, 32, 2, 64, 8, 24, 100, 800)
+    encoder = AudioEncoder(config).to(DEVICE).requires_grad_(False)
+    encoder.prepare()
+    taken: list[torch.Tensor] = []
+
+    def windows(images: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:
+        taken.append(inside)
+        return images.new_zeros(*inside.shape, 1)
+
+    monkeypatch.setattr(encoder, "windows", windows)
+    count = -(-frames // 800)
+    encoder.heard(
+        torch.zeros(1, 160 * (800 * count + 1), device=DEVICE), torch.tensor([160 * frames + 159], device=DEVICE)
+    )
+    wanted = torch.arange(104 * count, device=DEVICE) < config.tokens_of(frames)
+    assert torch.equal(taken[0].flatten(), wanted)
 
 
 @PRECISION
