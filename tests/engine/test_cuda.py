@@ -19,6 +19,7 @@ from aura_omni.engine.seats import Seats, Taker
 from aura_omni.flow import Sampling
 from aura_omni.models.layers import DenseKV, RMSNorm, Rope, rotate
 from aura_omni.models.qwen3 import Decoder, DecoderConfig
+from aura_omni.models.qwen3_vl import VisionConfig, VisionMLP
 
 pytestmark = pytest.mark.gpu
 
@@ -79,6 +80,18 @@ def test_layers_of_a_few_rows_replayed_equal_the_layers_as_written(rows, hidden,
         for given, found in zip(inputs, written, strict=True):
             x.copy_(given)
             assert (step() - found).float().abs().mean() < 0.02  # of values around 0.8; rounding alone makes it 0.006
+
+
+def test_a_product_does_the_activation_of_vision_as_written():
+    """The approximate GELU: the exact one is 1e-4 away."""
+    torch.manual_seed(0)
+    mlp = VisionMLP(VisionConfig(1, 64, 256, 4, 3, 16, 2, 2, 4, 64, ())).cuda().requires_grad_(False)
+    mlp.linear_fc2 = torch.nn.Identity()
+    x = torch.randn(2, 24, 64, device="cuda") * 4
+    with torch.enable_grad():
+        plain = mlp(x)
+    with torch.inference_mode():
+        torch.testing.assert_close(mlp(x), plain, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("vocabulary", [100, 2_048, 3_072])
