@@ -23,7 +23,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aura_omni.engine import paged_head, paged_row
 from aura_omni.engine.paged_parts import LOG2_E, combine, part_of, places, varying
-from aura_omni.models.fused import _exchanged, _turned, starts_early
+from aura_omni.models.fused import _exchanged, _turned, qk_norm_rope_stored, starts_early
 from aura_omni.models.layers import RMSNorm, fusible
 
 BLOCK_KEYS = 64
@@ -452,7 +452,7 @@ class DecodeStep:
 
 
 class PagedStep:
-    """A `models.layers.KeyValues` of chunks of several sequences. Tensors only: it may be recorded in a CUDA graph."""
+    """A `models.layers.RawKeyValues` of chunks of several sequences. Tensors only: it may be recorded in a CUDA graph."""
 
     def __init__(self, keys: Tensor, values: Tensor, slot: Tensor, chunks: Tensor, most_rows: int) -> None:
         """keys, values [layers, pages, page_size, kv_heads, D]; the rest as `PagedKV.chunk_step` has them."""
@@ -462,12 +462,24 @@ class PagedStep:
         self._begins, self._counts, self._starts = chunks[:, :3].T.contiguous()
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values = self._keys[layer], self._values[layer]
-        store(k, v, self._written, keys, values)
-        q = q.contiguous()
+        store(k, v, self._written, self._keys[layer], self._values[layer])
+        return self._attend(layer, q.contiguous())
+
+    def takes_raw(self, qkv: Tensor) -> bool:
+        return fusible(qkv)
+
+    def attend_raw(self, layer: int, qkv: Tensor, q_norm: RMSNorm, k_norm: RMSNorm, cos: Tensor, sin: Tensor) -> Tensor:
+        q = qk_norm_rope_stored(
+            qkv, q_norm.weight, k_norm.weight, cos, sin, q_norm.eps, slots=self._written, keys=self._keys[layer],
+            values=self._values[layer],
+        )  # fmt: skip
+        return self._attend(layer, q).flatten(1)
+
+    def _attend(self, layer: int, q: Tensor) -> Tensor:
+        """What rows, whose keys and values are stored, attend to."""
         out = torch.empty_like(q)
         prefill(
-            q, keys, values, out, table=self._table, begins=self._begins, counts=self._counts, starts=self._starts,
-            most_rows=self._most_rows, page_size=self._page_size,
+            q, self._keys[layer], self._values[layer], out, table=self._table, begins=self._begins, counts=self._counts,
+            starts=self._starts, most_rows=self._most_rows, page_size=self._page_size,
         )  # fmt: skip
         return out

@@ -133,26 +133,39 @@ def _turned_rows(x_ptr, at, there, weight_ptr, cos_ptr, sin_ptr, turn, dims, eps
     return _turned(x, mirrored, weight, other_weight, cos, sin, dims, eps, D)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots_ptr"])
 def _qk_kernel(
-    qkv_ptr, q_weight, k_weight, cos_ptr, sin_ptr, turn_width, q_ptr, k_ptr, eps, heads, kv_heads, width,
-    D: tl.constexpr, HEADS: tl.constexpr,
+    qkv_ptr, q_weight, k_weight, cos_ptr, sin_ptr, turn_width, q_ptr, k_ptr, v_ptr, slots_ptr, eps, heads, kv_heads, width,
+    D: tl.constexpr, HEADS: tl.constexpr, STORED: tl.constexpr,
 ):  # fmt: skip
-    """Program (row, HEADS of its heads): all of them queries, or all of them keys."""
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1) * HEADS + tl.arange(0, HEADS)
-    dims = tl.arange(0, D)
-    at, turn = row * width + head * D, row * turn_width + head * 0
-    if tl.program_id(1) * HEADS < heads:
-        q = _turned_rows(qkv_ptr, at, head >= 0, q_weight, cos_ptr, sin_ptr, turn, dims, eps, D)
+    """Program (row, HEADS of its heads): all of them queries, or keys, or values, which are STORED with the keys where slots say."""
+    row, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * HEADS
+    dims, some = tl.arange(0, D), tl.arange(0, HEADS)
+    head = first + some
+    at, turn = row * width + head * D, row * turn_width + some * 0
+    if first < heads:
+        q = _turned_rows(qkv_ptr, at, some >= 0, q_weight, cos_ptr, sin_ptr, turn, dims, eps, D)
         tl.store(q_ptr + (row * heads + head)[:, None] * D + dims[None, :], q)
     else:
-        there = head < heads + kv_heads
-        k = _turned_rows(qkv_ptr, at, there, k_weight, cos_ptr, sin_ptr, turn, dims, eps, D)
-        out = k_ptr + (row * kv_heads + head - heads)[:, None] * D + dims[None, :]
-        tl.store(out, k, mask=there[:, None])
+        to = tl.load(slots_ptr + row) if STORED else row
+        before = heads + tl.cdiv(kv_heads, HEADS) * HEADS  # programs of keys are as many as can be full
+        if first < before:
+            key = head - heads
+            k = _turned_rows(qkv_ptr, at, key < kv_heads, k_weight, cos_ptr, sin_ptr, turn, dims, eps, D)
+            tl.store(k_ptr + (to * kv_heads + key)[:, None] * D + dims[None, :], k, mask=(key < kv_heads)[:, None])
+        else:
+            member = head - before
+            there = (member < kv_heads)[:, None]
+            source = row * width + (heads + kv_heads + member) * D
+            v = tl.load(qkv_ptr + source[:, None] + dims[None, :], mask=there, other=0.0)
+            tl.store(v_ptr + (to * kv_heads + member)[:, None] * D + dims[None, :], v, mask=there)
 
 
 MANY_ROWS, HEADS_AT_ONCE = 32, 8  # from so many rows on, programs of one head would be more than a GPU has room for
+
+
+def _heads_at_once(rows: int, heads: int) -> int:
+    return HEADS_AT_ONCE if rows >= MANY_ROWS and heads % HEADS_AT_ONCE == 0 else 1
 
 
 def qk_norm_rope(
@@ -163,12 +176,30 @@ def qk_norm_rope(
     rows, dim = cos.shape
     q = qkv.new_empty(rows, heads, dim)
     k = qkv.new_empty(rows, kv_heads, dim)
-    at_once = HEADS_AT_ONCE if rows >= MANY_ROWS and heads % HEADS_AT_ONCE == 0 else 1
+    at_once = _heads_at_once(rows, heads)
     _qk_kernel[(rows, heads // at_once + triton.cdiv(kv_heads, at_once))](
-        qkv, q_weight, k_weight, cos, sin, cos.stride(0), q, k, eps, heads, kv_heads, qkv.shape[-1],
-        D=dim, HEADS=at_once,
+        qkv, q_weight, k_weight, cos, sin, cos.stride(0), q, k, k, k, eps, heads, kv_heads, qkv.shape[-1],
+        D=dim, HEADS=at_once, STORED=False,
     )  # fmt: skip
     return q, k
+
+
+def qk_norm_rope_stored(
+    qkv: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor, eps: float, *,
+    slots: Tensor, keys: Tensor, values: Tensor,
+) -> Tensor:  # fmt: skip
+    """`qk_norm_rope` whose keys, and the values as they are, go into slots int64 [N] of keys, values [slots, kv_heads, D], contiguous
+    and of the type of qkv -> q [N, heads, D]."""
+    rows, dim = cos.shape
+    kv_heads = keys.shape[1]
+    heads = qkv.shape[1] // dim - 2 * kv_heads
+    q = qkv.new_empty(rows, heads, dim)
+    at_once = _heads_at_once(rows, heads)
+    _qk_kernel[(rows, heads // at_once + 2 * triton.cdiv(kv_heads, at_once))](
+        qkv, q_weight, k_weight, cos, sin, cos.stride(0), q, keys, values, slots, eps, heads, kv_heads, qkv.shape[-1],
+        D=dim, HEADS=at_once, STORED=True,
+    )  # fmt: skip
+    return q
 
 
 @triton.jit

@@ -170,6 +170,8 @@ def launches() -> Iterator[Callable[[], object]]:
         turns = made(rows, 128)
         norms = made(128), made(128), turns, turns, 1e-6
         yield partial(fused.qk_norm_rope, made(rows, 6_144), *norms, heads=32, kv_heads=8)
+        held = {"slots": integers(rows), "keys": made(1_600, 8, 128), "values": made(1_600, 8, 128)}
+        yield partial(fused.qk_norm_rope_stored, made(rows, 6_144), *norms, **held)
         yield partial(fused.rms_norm, made(rows, 4_096), made(4_096), 1e-6)
         yield partial(fused.add_rms_norm, made(rows, 4_096), made(rows, 4_096), made(4_096), 1e-6)
         yield partial(fused.add_layer_norm, made(rows, 1_152), made(rows, 1_152), made(1_152), made(1_152), 1e-6)

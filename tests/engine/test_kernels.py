@@ -372,6 +372,30 @@ def test_decode_of_raw_heads_is_that_of_normed_and_turned_ones(
     assert torch.equal(values[slots], v)
 
 
+@LOOPS
+@PRECISION
+def test_chunks_of_raw_heads_are_those_of_normed_and_turned_ones(dtype: torch.dtype, limit: float) -> None:
+    torch.manual_seed(0)
+    dim, heads, kv_heads, counts, starts = 64, 4, 2, (20, 15), (0, 40)
+    rows = sum(counts)
+    lengths = [start + count for start, count in zip(starts, counts, strict=True)]
+    keys, values, table = pool(lengths, kv_heads, dim, dtype)
+    q_norm, k_norm = norm_of(dim, dtype), norm_of(dim, dtype)
+    cos, sin = Rope(dim, 1e6).tables(torch.arange(rows, device=DEVICE), dtype)
+    qkv = torch.randn(rows, (heads + 2 * kv_heads) * dim).to(DEVICE, dtype)
+    places = [context(row, length)[-count:] for row, length, count in zip(table, lengths, counts, strict=True)]
+    numbers = torch.cat((integers([[0, 20, 0], [20, 15, 40]]), table), dim=1)
+    given = torch.cat(places), numbers, max(counts)
+    step, plain = (
+        paged_attention.PagedStep(*(x.unflatten(0, (-1, PAGE))[None] for x in pages), *given)
+        for pages in ((keys, values), (keys.clone(), values.clone()))
+    )
+    q, k, v = (x.unflatten(1, (-1, dim)) for x in qkv.split([heads * dim, kv_heads * dim, kv_heads * dim], dim=1))
+    with torch.enable_grad():  # so that norms are computed as they are written
+        q, k = rotate(q_norm(q), cos, sin), rotate(k_norm(k), cos, sin)
+    assert_close(step.attend_raw(0, qkv, q_norm, k_norm, cos, sin), plain.attend(0, q, k, v).flatten(1), limit)
+
+
 def test_contexts_are_cut_into_parts_while_that_keeps_the_device_busy() -> None:
     plan = paged_attention.SHORT_DECODE._replace(programs=1_024, least_splits=8)
     parts = {rows: paged_attention.splits_of(8 * rows, plan) for rows in (1, 2, 3, 4, 8, 16, 32, 64)}
@@ -522,6 +546,13 @@ def test_queries_and_keys_are_normed_and_turned_as_plainly(
         with torch.enable_grad():  # so that it is computed as it is written
             expected = rotate(norm(other), *turn)
         assert_close(one, expected, limit)
+    slots = torch.randperm(50, device=DEVICE)[:rows]
+    keys, values = (torch.zeros(50, kv_heads, 64, dtype=dtype, device=DEVICE) for _ in range(2))
+    weights = norms[0].weight, norms[1].weight
+    q = fused.qk_norm_rope_stored(qkv, *weights, *turn, 1e-6, slots=slots, keys=keys, values=values)
+    for one, other in ((q, found[0]), (keys[slots], found[1]), (values[slots], plain[2])):
+        assert torch.equal(one, other)
+    assert keys.any(-1).any(-1).sum() == values.any(-1).any(-1).sum() == rows
 
 
 @PRECISION
