@@ -55,6 +55,7 @@ CHUNK_QUERIES = 128
 # Contexts of chunks are cut too while all parts fit such a GPU at once, if contexts can be so long that it matters. A question of
 # a few rows after an hour of video is a few programs otherwise.
 CHUNK_PROGRAMS, MOST_CHUNK_SPLITS, LONG_CONTEXT = 132, 16, 8_192
+COMBINED = 8  # rows and heads that one program puts together
 LEAST_CHUNKS = 16  # steps of fewer are no kernel of their own
 
 
@@ -200,11 +201,25 @@ def _decode_kernel(
             )  # fmt: skip
 
 
-@triton.jit
-def _combine_kernel(acc_ptr, m_ptr, total_ptr, out_ptr, D: tl.constexpr, SPLITS: tl.constexpr):
-    """Program (row and head) of a prefill."""
-    splits = tl.arange(0, SPLITS)
-    combine(acc_ptr, m_ptr, total_ptr, out_ptr, tl.program_id(0), splits, splits >= 0, tl.arange(0, D), D, SPLITS)
+@triton.jit(do_not_specialize=["members"])
+def _combine_kernel(
+    acc_ptr, m_ptr, total_ptr, out_ptr, members, D: tl.constexpr, SPLITS: tl.constexpr, EACH: tl.constexpr
+):
+    """Program: EACH of a prefill's `members`, rows and heads. Split after split, so that no thread needs what another one has read."""
+    member, dims = tl.program_id(0).to(tl.int64) * EACH + tl.arange(0, EACH), tl.arange(0, D)
+    there = member < members
+    high = tl.full([EACH], float("-inf"), tl.float32)
+    for split in tl.static_range(SPLITS):
+        high = tl.maximum(high, tl.load(m_ptr + member * SPLITS + split, mask=there, other=0.0))
+    total = tl.zeros([EACH], tl.float32)
+    acc = tl.zeros([EACH, D], tl.float32)
+    for split in tl.static_range(SPLITS):
+        at = member * SPLITS + split
+        weight = tl.exp2(tl.load(m_ptr + at, mask=there, other=0.0) - high)
+        total += tl.load(total_ptr + at, mask=there, other=1.0) * weight
+        acc += tl.load(acc_ptr + at[:, None] * D + dims[None, :], mask=there[:, None], other=0.0) * weight[:, None]
+    out = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + member[:, None] * D + dims[None, :], out, mask=there[:, None])
 
 
 def splits_of(programs: int, plan: DecodePlan) -> int:
@@ -416,9 +431,10 @@ def prefill(
         num_warps=8 if each * wide >= 128 else 4, num_stages=_stages(q, each * wide),
     )  # fmt: skip
     if splits > 1:
-        # Of many rows, thousands of programs of a few numbers each: with one warp twice as many are there at once.
-        warps = 1 if splits == 2 else 4
-        _combine_kernel[(rows * heads,)](acc, m, total, out, D=dim, SPLITS=splits, num_warps=warps)
+        members = rows * heads
+        _combine_kernel[(triton.cdiv(members, COMBINED),)](
+            acc, m, total, out, members, D=dim, SPLITS=splits, EACH=COMBINED
+        )
 
 
 class DecodeStep:
@@ -466,7 +482,7 @@ class PagedStep:
         return self._attend(layer, q.contiguous())
 
     def takes_raw(self, qkv: Tensor) -> bool:
-        return fusible(qkv)
+        return fusible(qkv) and qkv.dtype == self._keys.dtype
 
     def attend_raw(self, layer: int, qkv: Tensor, q_norm: RMSNorm, k_norm: RMSNorm, cos: Tensor, sin: Tensor) -> Tensor:
         q = qk_norm_rope_stored(
