@@ -55,7 +55,7 @@ CHUNK_QUERIES = 128
 # Contexts of chunks are cut too while all parts fit such a GPU at once, if contexts can be so long that it matters. A question of
 # a few rows after an hour of video is a few programs otherwise.
 CHUNK_PROGRAMS, MOST_CHUNK_SPLITS, LONG_CONTEXT = 132, 16, 8_192
-COMBINED = 8  # rows and heads that one program puts together
+COMBINED = 4  # rows and heads that one program puts together
 LEAST_CHUNKS = 16  # steps of fewer are no kernel of their own
 
 
