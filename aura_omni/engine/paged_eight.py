@@ -38,8 +38,8 @@ def keep(x, pool, scales, place, which, dims, D: tl.constexpr, there):
 @triton.jit
 def scales_of(scales, slots, inside, head, kv_heads):
     """Of the keys and of the values of one head in slots [K] that are inside [K]: float32 [K] each."""
-    at = scales + 2 * (slots * kv_heads + head)
-    return tl.load(at, mask=inside, other=0.0), tl.load(at + 1, mask=inside, other=0.0)
+    at = 2 * (slots * kv_heads + head)[:, None] + tl.arange(0, 2)[None, :]
+    return tl.split(tl.load(scales + at, mask=inside[:, None], other=0.0))
 
 
 @triton.jit
