@@ -49,7 +49,7 @@ class PagedKV:
         kept = fp8.FP8 if eight_bits else dtype
         self.keys = torch.zeros(shape, dtype=kept, device=device)
         self.values = torch.zeros(shape, dtype=kept, device=device)
-        self.scales = torch.zeros(*shape[:-1], 2, device=device) if eight_bits else None
+        self.scales = torch.zeros(*shape[:-1], 2, dtype=torch.float32, device=device) if eight_bits else None
         self._arrived = torch.zeros(most_rows * kv_heads, dtype=torch.int32, device=device)
         self.page_size, self.spare_page, self.device = page_size, pages, device
 
