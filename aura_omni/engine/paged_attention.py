@@ -132,10 +132,9 @@ def _decode_kernel(
     """Program (row, key head, split): GROUP query heads of one row against a part of what came before it.
 
     The first split also takes the row's own key and value: it stores them, and nobody reads them from there in this step. RAW:
-    heads are normed and turned first. SCALED: keys and values are in eight bits, as `paged_eight` says. The split that comes to its end last
-    puts all of them together. EARLY: it begins before the
-    kernel in front of it has ended, and reads its first keys meanwhile. Those were written in earlier steps, tens of launches ago, of
-    which a GPU has room for a few at once.
+    heads are normed and turned first. SCALED: keys and values are in eight bits, as `paged_eight` says. The split that comes to its end
+    last puts all of them together. EARLY: it begins before the kernel in front of it has ended, and reads its first keys meanwhile. Those
+    were written in earlier steps, tens of launches ago, of which a GPU has room for a few at once.
     """
     row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     dims, group = tl.arange(0, D), tl.arange(0, ROWS)
