@@ -250,12 +250,15 @@ def _ar_site(
     alone: it has a GPU to itself."""
     if stage.quantization is not None:
         _check_eight_bits(stage, decoder, device, dtype)
+    if stage.kv_cache_dtype != "auto":
+        _check_capability(f"stage {stage.stage_id} ({stage.name}): kv_cache_dtype is {stage.kv_cache_dtype!r}", device)
     positions = decoder.config.max_positions
     length = min(stage.max_model_len or positions, positions)
     fixed = more + Seats.bytes(stage.max_num_seqs, hidden=decoder.config.hidden, vocabulary=vocabulary, dtype=dtype)
     if _graphs(device, stage):
         fixed += encoder + graph_bytes(decoder.config.hidden, adds, dtype, long=alone)
-    needs = _needs(stage, networks, dtype, kv=decoder.kv_bytes_per_token(dtype), length=length, fixed=fixed)
+    kv = decoder.kv_bytes_per_token(dtype, eight_bits=stage.kv_cache_dtype == "fp8")
+    needs = _needs(stage, networks, dtype, kv=kv, length=length, fixed=fixed)
     return _Site(stage, checkpoint, device, dtype, decoder, length, needs, alone)
 
 
@@ -264,12 +267,7 @@ def _check_eight_bits(stage: StageConfig, decoder: Decoder, device: torch.device
     if device.type != "cuda":
         return
     asked = f"stage {stage.stage_id} ({stage.name}): quantization is {stage.quantization!r}"
-    if torch.cuda.get_device_capability(device) < fp8.LEAST_CAPABILITY:
-        major, minor = fp8.LEAST_CAPABILITY
-        raise ConfigError(
-            f"{asked}, which takes a GPU of compute capability {major}.{minor} or more, and {torch.cuda.get_device_name(device)} "
-            "has less. Leave it out"
-        )
+    _check_capability(asked, device)
     if dtype != torch.bfloat16:
         raise ConfigError(
             f"{asked}, with which a GPU computes in bfloat16, but dtype is {stage.dtype!r}. Leave one of them out"
@@ -280,6 +278,16 @@ def _check_eight_bits(stage: StageConfig, decoder: Decoder, device: torch.device
                 f"{asked}, but {name} of checkpoint {stage.model} is {part.in_features} by {part.out_features}; on a GPU both "
                 f"must be multiples of {fp8.MULTIPLE}. Leave it out"
             )
+
+
+def _check_capability(asked: str, device: torch.device) -> None:
+    """Raises ConfigError where a GPU has no numbers of eight bits; a CPU has them, if slowly."""
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < fp8.LEAST_CAPABILITY:
+        major, minor = fp8.LEAST_CAPABILITY
+        raise ConfigError(
+            f"{asked}, which takes a GPU of compute capability {major}.{minor} or more, and {torch.cuda.get_device_name(device)} "
+            "has less. Leave it out"
+        )
 
 
 def _dtype(stage: StageConfig, device: torch.device) -> torch.dtype:
@@ -393,6 +401,7 @@ def _runner(
             before=before,
             prompts_first=prompts_first,
             alone=site.alone,
+            kv_eight_bits=stage.kv_cache_dtype == "fp8",
         )
 
 

@@ -43,7 +43,7 @@ NOT_SERVED: Mapping[str, str] = {
     "--enable-auto-tool-choice": "AURA has no tool calls",
     "--tool-call-parser": "AURA has no tool calls",
     "--quantization": 'give it to ASR or AURA: --stage-overrides \'{"1": {"quantization": "fp8"}}\'',
-    "--kv-cache-dtype": "the KV cache has the stage's dtype",
+    "--kv-cache-dtype": 'give it to ASR or AURA: --stage-overrides \'{"1": {"kv_cache_dtype": "fp8"}}\'',
     "--tensor-parallel-size": "a stage runs on one device",
     "--pipeline-parallel-size": "a stage runs on one device",
     "--data-parallel-size": _ONE_PROCESS,

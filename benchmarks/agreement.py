@@ -1,6 +1,7 @@
-"""What eight bits change: a stage with `quantization: fp8` beside the same stage without, on the same inputs.
+"""What eight bits change: a stage with `quantization: fp8`, or `kv_cache_dtype: fp8`, beside the same stage without, on the same inputs.
 
     PYTHONPATH=. python benchmarks/agreement.py --out agreement.json                       # nano, the trained checkpoints of the package
+    PYTHONPATH=. python benchmarks/agreement.py --out it.json --what kv                    # of keys and values
     PYTHONPATH=. python benchmarks/agreement.py --out it.json --aura FOLDER --stages aura  # any checkpoint of the published layout
     PYTHONPATH=. python benchmarks/agreement.py --out it.json --random /tmp/described      # published dimensions, weights made up
 
@@ -24,12 +25,12 @@ from torch import Tensor
 from true_size import Report, machine
 
 from aura_omni import nano
+from aura_omni.engine.attention import PagedKV
 from aura_omni.engine.loader import Checkpoint
 from aura_omni.engine.sequence import Batch
 from aura_omni.engine.sequence import Sequence as Generation
 from aura_omni.flow import Audio, Message, Text
 from aura_omni.media.audio import decode_audio, resample
-from aura_omni.models.layers import DenseKV
 from aura_omni.models.qwen3_asr import SAMPLE_RATE
 from aura_omni.nano.published import TRUE
 from aura_omni.nano.random_family import write_family
@@ -38,6 +39,8 @@ from aura_omni.stages.aura import AuraStage
 from tests.nano.shown import CASES, seen
 
 STAGES = ("asr", "aura")
+WHAT = ("weights", "kv")
+PAGE_SIZE = 16
 ALL = 1 << 20  # rows, in one step
 RECORDINGS = Path(__file__).parents[1] / "tests" / "nano" / "spoken"
 VOICES, CLIPS = ("rms", "espeak"), 30  # of each voice
@@ -47,6 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=STAGES)
+    parser.add_argument("--what", nargs="+", choices=WHAT, default=["weights"], help="in eight bits (default: weights)")
     parser.add_argument("--asr", default="nano:asr", help="checkpoint (default: %(default)s)")
     parser.add_argument("--aura", default="nano:aura", help="checkpoint (default: %(default)s)")
     parser.add_argument("--random", type=Path, metavar="FOLDER", help="published dimensions, described there")
@@ -58,8 +62,9 @@ def main() -> None:
         sources = {name: str(arguments.random / name) for name in STAGES}
     report = Report(arguments.out)
     report.add("machine", machine())
+    how: dict[str, Any] = {"rows": arguments.rows, "dummy": arguments.random is not None}
     for name in arguments.stages:
-        report.add(name, asdict(measured(name, sources[name], rows=arguments.rows, dummy=arguments.random is not None)))
+        report.add(name, asdict(measured(name, sources[name], arguments.what, **how)))
 
 
 # ---------------------------------------------------------------- what is compared
@@ -85,16 +90,19 @@ def agreement(plain: Sequence[Tensor], other: Sequence[Tensor]) -> Agreement:
     )
 
 
-def measured(name: str, source: str, *, rows: int, dummy: bool = False) -> Agreement:
-    plain = list(logits(name, source, fp8=False, rows=rows, dummy=dummy))
-    return agreement(plain, list(logits(name, source, fp8=True, rows=rows, dummy=dummy)))
+def measured(name: str, source: str, what: Sequence[str], *, rows: int, dummy: bool = False) -> Agreement:
+    plain = list(logits(name, source, rows=rows, dummy=dummy))
+    return agreement(plain, list(logits(name, source, what, rows=rows, dummy=dummy)))
 
 
-def logits(name: str, source: str, *, fp8: bool, rows: int = ALL, dummy: bool = False) -> Iterator[Tensor]:
+def logits(
+    name: str, source: str, what: Sequence[str] = (), *, rows: int = ALL, dummy: bool = False
+) -> Iterator[Tensor]:
     """Of every place of every right answer, float32 [places, V] on the CPU. At most `rows` rows are computed at once.
 
-    dummy: with random weights, the same each time.
+    what: of WHAT, in eight bits; dummy: with random weights, the same each time.
     """
+    fp8, kv = "weights" in what, "kv" in what
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     how: dict[str, Any] = {"device": device, "dtype": torch.bfloat16 if device.type == "cuda" else torch.float32}
     folder = str(nano.folder_of(source)) if nano.is_packaged(source) else source
@@ -103,23 +111,25 @@ def logits(name: str, source: str, *, fp8: bool, rows: int = ALL, dummy: bool = 
         if name == "asr":
             hearing = AsrStage.load(checkpoint, fp8=fp8, **how)
             for sequence in heard(hearing):
-                yield forced(hearing, sequence, rows=rows)
+                yield forced(hearing, sequence, rows=rows, kv_eight_bits=kv)
         else:
             seeing = AuraStage.load(checkpoint, fp8=fp8, **how)
             for sequence in asked(seeing):
-                yield forced(seeing, sequence, rows=rows)
+                yield forced(seeing, sequence, rows=rows, kv_eight_bits=kv)
 
 
-def forced(stage: AsrStage | AuraStage, sequence: Generation, *, rows: int) -> Tensor:
+def forced(stage: AsrStage | AuraStage, sequence: Generation, *, rows: int, kv_eight_bits: bool) -> Tensor:
     """Logits where the ids behind the prompt are drawn, the last of which is not read."""
     config, length = stage.decoder_config, sequence.length - 1
-    kv = DenseKV(
-        config.layers, 1, length, config.kv_heads, config.head_dim, dtype=stage.dtype, device=stage.device
+    sequence.pages = list(range(-(-length // PAGE_SIZE)))
+    kv = PagedKV(
+        layers=config.layers, pages=len(sequence.pages), page_size=PAGE_SIZE, kv_heads=config.kv_heads, head_dim=config.head_dim,
+        most_rows=1, dtype=stage.dtype, device=stage.device, eight_bits=kv_eight_bits,
     )  # fmt: skip
     hidden = []
     for start in range(0, length, rows):
-        hidden.append(stage.forward(Batch((sequence,), (start,), (min(rows, length - start),)), kv))
-        kv.advance()
+        batch = Batch((sequence,), (start,), (min(rows, length - start),))
+        hidden.append(stage.forward(batch, kv.step(batch)))
     return stage.logits(torch.cat(hidden)[sequence.prompt_length - 1 :]).float().cpu()
 
 

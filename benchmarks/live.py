@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 from lengths import AURA_TOKENS, WORD, forced, silence
-from true_size import QUANTIZED, Report, in_eight_bits, load_format, machine, memory, stages_of, true_stages, write
+from true_size import Report, add_eight_bits, in_eight_bits, load_format, machine, memory, stages_of, true_stages, write
 
 from aura_omni.assembly import PAGE_SIZE
 from aura_omni.bench.playback import listen
@@ -74,7 +74,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, help="checkpoints of true size; written unless they are there")
     parser.add_argument("--dummy", action="store_true", help="weights are made up on the GPU, not written and read")
-    parser.add_argument("--fp8", nargs="+", choices=QUANTIZED, default=(), help="stages with weights in eight bits")
+    add_eight_bits(parser)
     parser.add_argument("--tiny", action="store_true", help="the tiny family")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument(
@@ -110,7 +110,8 @@ def main() -> None:
 def live_config(arguments: argparse.Namespace) -> Config:
     """32 sessions of 46 rounds of 240 rows are 353,000 rows of AURA's cache, more than its usual share of an H200 holds, and
     the Talker needs far less than its. Frames are kept encoded until a cut has had them read again."""
-    stages, sessions = in_eight_bits(true_stages(arguments.folder), arguments.fp8), max(arguments.sessions)
+    stages = in_eight_bits(true_stages(arguments.folder), arguments.fp8, arguments.kv_fp8)
+    sessions = max(arguments.sessions)
     kept_gib = round(sessions * PICTURES_GIB, 1)
     stages["1"] |= {"max_num_seqs": sessions, "gpu_memory_utilization": 0.65, "picture_cache_gib": kept_gib}
     stages["2"] |= {"gpu_memory_utilization": 0.10}

@@ -30,7 +30,7 @@ from typing import Any
 
 import httpx
 from lengths import FRAMES, forced, silence
-from true_size import QUANTIZED, in_eight_bits, load_format, stages_of, true_stages, write
+from true_size import add_eight_bits, in_eight_bits, load_format, stages_of, true_stages, write
 
 from aura_omni.nano.random_family import write_family
 
@@ -52,7 +52,7 @@ def main() -> int:
         "--asr-alone", action="store_true", help=f"qwen3_asr.yaml, with the whole device; loads {ASR_LOADS}"
     )
     parser.add_argument("--loads", nargs="+", choices=tuple(dict.fromkeys((*LOADS, *ASR_LOADS))), help="only these")
-    parser.add_argument("--fp8", nargs="+", choices=QUANTIZED, default=(), help="stages with weights in eight bits")
+    add_eight_bits(parser)
     parser.add_argument("--each", type=int, help="requests of each client (default: 6; tiny: 2)")
     parser.add_argument(
         "--processes", type=int, default=max(1, (os.cpu_count() or 1) // 4), help="of the client (default: %(default)s)"
@@ -80,7 +80,7 @@ def measure(arguments: argparse.Namespace, folder: Path, deploy: str, stages: di
         deploy, stages = "qwen3_asr.yaml", {"0": {**stages["0"], **ASR_ALONE}}
     for stage, sampling in zip(stages.values(), forced(folder).values(), strict=False):  # Code2Wav draws nothing
         stage["default_sampling_params"] = sampling
-    in_eight_bits(stages, arguments.fp8)
+    in_eight_bits(stages, arguments.fp8, arguments.kv_fp8)
     flags = ["--deploy-config", deploy, "--stage-overrides", json.dumps(stages), "--served-model-name", "aura"]
     flags += ["--load-format", load_format(arguments.dummy)]
     summary: dict[str, Any] = {

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from features import FEATURES, without
-from true_size import QUANTIZED, Report, machine, memory, true_config, write
+from true_size import Report, add_eight_bits, machine, memory, true_config, write
 
 from aura_omni import assembly
 from aura_omni.compiling import compiled_ahead
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=STAGES, help="only these; others are not loaded")
     parser.add_argument("--dummy", action="store_true", help="weights are made up on the GPU, not written and read")
-    parser.add_argument("--fp8", nargs="+", choices=QUANTIZED, default=(), help="these with weights in eight bits")
+    add_eight_bits(parser)
     parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
     parser.add_argument("--without", nargs="+", choices=FEATURES, default=(), help="plainer, as features.py says")
     parser.add_argument("--profile", action="store_true", help="with the time of kernels, and which they are")
@@ -57,7 +57,7 @@ def main() -> None:
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")  # what loading takes, stage by stage
     report = Report(arguments.out)
-    report.add("machine", {**machine(), "without": arguments.without, "fp8": arguments.fp8})
+    report.add("machine", {**machine(), "without": arguments.without, "fp8": arguments.fp8, "kv_fp8": arguments.kv_fp8})
     with without(arguments.without):
         measure(arguments, report)
 
@@ -67,7 +67,9 @@ def measure(arguments: argparse.Namespace, report: Report) -> None:
     wanted = set(arguments.stages)
     if wanted & SPEECH:
         wanted |= SPEECH
-    config = true_config(arguments.folder, eager=arguments.eager, fp8=arguments.fp8, dummy=arguments.dummy)
+    config = true_config(
+        arguments.folder, eager=arguments.eager, fp8=arguments.fp8, kv_fp8=arguments.kv_fp8, dummy=arguments.dummy
+    )
     # A stage that is only there because another one needs it gets no graphs.
     stages = [stage for stage in config.stages if stage.name in wanted]
     stages = [stage if stage.name in arguments.stages else replace(stage, enforce_eager=True) for stage in stages]

@@ -31,7 +31,7 @@ from aura_omni.nano.published import TRUE
 from aura_omni.nano.random_family import write_family
 from aura_omni.pipeline import Pipeline
 
-QUANTIZED = {"asr": "0", "aura": "1"}  # stages whose weights can have eight bits
+QUANTIZED = {"asr": "0", "aura": "1"}  # stages whose weights, and whose keys and values, can have eight bits
 
 
 def main() -> None:
@@ -83,11 +83,13 @@ def load_pipeline(folder: Path, *, eager: bool) -> Pipeline:
     return Pipeline.load(true_config(folder, eager=eager))
 
 
-def true_config(folder: Path, *, eager: bool, fp8: Iterable[str] = (), dummy: bool = False) -> Config:
-    """fp8: stages that have their weights in eight bits; dummy: weights are made up on the GPU."""
+def true_config(
+    folder: Path, *, eager: bool, fp8: Iterable[str] = (), kv_fp8: Iterable[str] = (), dummy: bool = False
+) -> Config:
+    """fp8, kv_fp8: as `in_eight_bits`; dummy: weights are made up on the GPU."""
     options = Options(
         deploy_config="aura_omni.yaml",
-        stage_overrides=json.dumps(in_eight_bits(true_stages(folder), fp8)),
+        stage_overrides=json.dumps(in_eight_bits(true_stages(folder), fp8, kv_fp8)),
         enforce_eager=eager or None,
         load_format=load_format(dummy),
     )
@@ -108,10 +110,21 @@ def true_stages(folder: Path) -> dict[str, dict[str, Any]]:
     return stages
 
 
-def in_eight_bits(stages: dict[str, dict[str, Any]], names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Overrides of the stages, those of the named ones with the weights in eight bits."""
-    for name in names:
-        stages[QUANTIZED[name]]["quantization"] = "fp8"
+def add_eight_bits(parser: argparse.ArgumentParser) -> None:
+    """The flags of `in_eight_bits`."""
+    parser.add_argument("--fp8", nargs="+", choices=QUANTIZED, default=(), help="stages with weights in eight bits")
+    parser.add_argument(
+        "--kv-fp8", nargs="+", choices=QUANTIZED, default=(), help="stages with keys and values in eight bits"
+    )
+
+
+def in_eight_bits(
+    stages: dict[str, dict[str, Any]], fp8: Iterable[str], kv_fp8: Iterable[str]
+) -> dict[str, dict[str, Any]]:
+    """Overrides of the stages, of which `fp8` have their weights in eight bits, and `kv_fp8` their keys and values."""
+    for key, names in (("quantization", fp8), ("kv_cache_dtype", kv_fp8)):
+        for name in names:
+            stages[QUANTIZED[name]][key] = "fp8"
     return stages
 
 

@@ -18,6 +18,7 @@ from aura_omni.engine.loader import Checkpoint
 from aura_omni.engine.memory import StageNeeds, plan_pages
 from aura_omni.engine.runner import LEAST_KNOWN_ROWS
 from aura_omni.errors import CheckpointError, ConfigError, DoesNotFit
+from aura_omni.models.qwen3 import Decoder, DecoderConfig
 from aura_omni.stages.aura import AuraStage
 from tests.family import config, family, running
 
@@ -93,6 +94,43 @@ def test_weights_in_eight_bits_leave_their_room_to_the_cache():
     assert plain.needs.weight_bytes - eight.needs.weight_bytes == 3 * numbers - 4 * rows  # of float32
     pages = [plan_pages(128 << 20, [site.needs], page_size=16)["aura"] for site in (plain, eight)]
     assert pages[0] < pages[1]
+
+
+def test_keys_and_values_in_eight_bits_are_of_more_rows():
+    def aura(**given: object):
+        return assembly._site(next(stage for stage in config(aura=given).stages if stage.name == "aura"))
+
+    plain, eight = aura(), aura(kv_cache_dtype="fp8")
+    decoder = plain.decoder.config
+    vectors = 2 * decoder.layers * decoder.kv_heads
+    assert plain.needs.kv_bytes_per_token == vectors * 4 * decoder.head_dim  # of float32
+    assert eight.needs.kv_bytes_per_token == vectors * (decoder.head_dim + 4)
+    assert plain.needs.weight_bytes == eight.needs.weight_bytes
+    runner = assemble(config(aura={"kv_cache_dtype": "fp8"})).ar_runners["aura"]
+    kv = runner._compute._kv
+    held = sum(x.numel() * x.element_size() for x in (kv.keys, kv.values, kv.scales))
+    assert held == (runner.counters.pages + 1) * 16 * eight.needs.kv_bytes_per_token
+
+
+def test_an_8b_model_s_cache_holds_almost_twice_the_rows_in_eight_bits():
+    with torch.device("meta"):
+        decoder = Decoder(DecoderConfig(36, 4_096, 12_288, 32, 8, 128, 1e-6, 5e6, 262_144))
+    sixteen, eight = (decoder.kv_bytes_per_token(torch.bfloat16, eight_bits=which) for which in (False, True))
+    assert (sixteen, eight) == (147_456, 76_032)
+    pages = [
+        plan_pages(143_771 * 2**20, [StageNeeds("aura", 0.4, 16 << 30, 1 << 30, kv, 32_768)], page_size=16)["aura"]
+        for kv in (sixteen, eight)
+    ]
+    assert pages[1] / pages[0] == pytest.approx(1.94, abs=0.01)
+
+
+def test_a_gpu_without_eight_bits_refuses_a_cache_of_them(monkeypatch):
+    stage = next(stage for stage in config(aura={"kv_cache_dtype": "fp8"}).stages if stage.name == "aura")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "an A100")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    words = r"stage 1 \(aura\): kv_cache_dtype is 'fp8', which takes a GPU .* 8.9 or more, and an A100 has less. Leave it out"
+    with pytest.raises(ConfigError, match=words):
+        assembly._site(stage, torch.device("cuda", 0))
 
 
 def test_a_gpu_that_does_not_multiply_eight_bits_is_refused(monkeypatch):

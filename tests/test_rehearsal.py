@@ -27,13 +27,13 @@ def test_a_launch_finds_what_was_compiled_ahead(tmp_path: Path) -> None:
     environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     script = Path(__file__).with_name("compile_ahead.py")
     done = subprocess.run(
-        [sys.executable, script, "tiny.yaml", json.dumps({"1": {"quantization": "fp8"}})],
+        [sys.executable, script, "tiny.yaml", json.dumps({"1": {"quantization": "fp8", "kv_cache_dtype": "fp8"}})],
         env=environment, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3_000:]
     lines = [line.split() for line in done.stdout.splitlines()]
     known = next(names for first, *names in lines if first == "known")
-    # One of every stage, of decoding, prefills, draws, encoders and weights in eight bits.
+    # One of every stage, of decoding, prefills, draws, encoders and eight bits.
     assert {
         "paged_head_kernel",
         "_prefill_kernel",
@@ -42,6 +42,7 @@ def test_a_launch_finds_what_was_compiled_ahead(tmp_path: Path) -> None:
         "_pick_kernel",
         "_turn_patches_kernel",
         "_quantize_kernel",
+        "_store_eight_kernel",
     } <= set(known)
     results = {tuple(line) for line in lines if line[0] in ("found", "missed")}
     assert results

@@ -17,6 +17,7 @@ PipelineName = Literal["aura_omni", "qwen3_tts", "qwen3_asr"]
 Platform = Literal["cuda", "cpu"]
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 Quantization = Literal["fp8"]
+KvCacheDtype = Literal["auto", "fp8"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 
 DEFAULT_HOST = "127.0.0.1"
@@ -51,6 +52,9 @@ class StageConfig:
     )
     dtype: Dtype  # auto: bfloat16 on CUDA, float32 on the CPU
     quantization: Quantization | None  # of the matrices of ASR's or AURA's decoder, made when they are loaded
+    kv_cache_dtype: (
+        KvCacheDtype  # auto: keys and values are of the stage's dtype; fp8: of ASR or AURA, each with a scale
+    )
     gpu_memory_utilization: float  # of the whole device: weights, KV pages and activations
     max_num_seqs: int  # sequences in one step
     max_num_batched_tokens: int  # rows in one step

@@ -96,6 +96,15 @@ def of_some_stages(value: Any, where: str) -> None:
     raise ConfigError(f"{where} is {shown(value)}; it is a key of stages, and only of asr and aura. Set it there")
 
 
+KV_CACHE_DTYPE = choice("auto", "fp8")
+
+
+def kv_cache_dtype(value: Any, where: str) -> None:
+    """Of all stages only what changes nothing."""
+    if KV_CACHE_DTYPE(value, where) != "auto":
+        of_some_stages(value, where)
+
+
 LOAD_FORMAT = choice("auto", "safetensors", "dummy")
 
 TOP_KEYS: Mapping[str, Check] = {
@@ -115,6 +124,7 @@ TOP_KEYS: Mapping[str, Check] = {
     "load_format": LOAD_FORMAT,
     "dtype": dtype,
     "quantization": of_some_stages,
+    "kv_cache_dtype": kv_cache_dtype,
     "enable_prefix_caching": boolean,
     "trust_remote_code": boolean,
 }
@@ -156,6 +166,7 @@ STAGE_KEYS: Mapping[str, Check] = {
     "load_format": LOAD_FORMAT,
     "dtype": dtype,
     "quantization": choice("fp8"),
+    "kv_cache_dtype": KV_CACHE_DTYPE,
     "gpu_memory_utilization": fraction,
     "max_num_seqs": whole(1),
     "max_num_batched_tokens": whole(1),
@@ -199,7 +210,6 @@ NEUTRAL: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "pipeline_parallel_size": ((1,), "a stage runs on one device"),
     "data_parallel_size": ((1,), "start one server per device instead"),
     "enable_expert_parallel": ((False,), "no stage has experts"),
-    "kv_cache_dtype": (("auto",), "the KV cache has the stage's dtype; only weights can have eight bits"),
     "config_format": (("auto", "hf"), "checkpoints are read in the published layout"),
     "tokenizer_mode": (("auto",), "the checkpoint's own tokenizer is used"),
 }

@@ -83,12 +83,17 @@ _NOT_QUANTIZED: Mapping[StageName, str] = {
     "talker": "The Talker draws codes, and there is no check of what coarser weights do to speech",
     "code2wav": "Code2Wav is convolutions, and its weights are small",
 }
+_NO_EIGHT_BIT_KEYS: Mapping[StageName, str] = {
+    "talker": "The Talker draws codes, and there is no check of what coarser keys and values do to speech",
+    "code2wav": "Code2Wav has states of streams, no KV cache",
+}
 _COMMON: dict[str, Any] = {
     "enabled": True,
     "devices": 0,
     "load_format": "auto",
     "dtype": "auto",
     "quantization": None,
+    "kv_cache_dtype": "auto",
     "enforce_eager": False,
     "enable_prefix_caching": False,
 }
@@ -210,6 +215,11 @@ def _clean_stages(
                 f"{where}[stage_id {number}]: quantization is {shown(clean[number]['quantization'])}; only asr and aura can "
                 f"have it. {_NOT_QUANTIZED[names[number]]}. Leave it out"
             )
+        if names[number] in _SPEECH and clean[number].get("kv_cache_dtype", "auto") != "auto":
+            raise ConfigError(
+                f"{where}[stage_id {number}]: kv_cache_dtype is {shown(clean[number]['kv_cache_dtype'])}; only asr and aura can "
+                f"have it. {_NO_EIGHT_BIT_KEYS[names[number]]}. Leave it out"
+            )
         if names[number] != "talker" and clean[number].get("subtalker_sampling_params"):
             notes.add("subtalker_sampling_params", True, place, "only the Talker has a code predictor")
         if names[number] == "code2wav" and clean[number].pop("default_sampling_params", None):
@@ -309,6 +319,7 @@ def _stage(name: StageName, number: int, effective: Mapping[str, Any], pipeline:
         load_format=effective["load_format"],
         dtype=effective["dtype"],
         quantization=effective["quantization"],
+        kv_cache_dtype=effective["kv_cache_dtype"],
         gpu_memory_utilization=effective[_FRACTION],
         max_num_seqs=effective["max_num_seqs"],
         max_num_batched_tokens=effective["max_num_batched_tokens"],

@@ -56,6 +56,7 @@ def to_yaml(config: Config) -> str:
             "load_format": stage.load_format,
             "dtype": stage.dtype,
             "quantization": stage.quantization,
+            "kv_cache_dtype": stage.kv_cache_dtype,
             "gpu_memory_utilization": stage.gpu_memory_utilization,
             "max_num_seqs": stage.max_num_seqs,
             "max_num_batched_tokens": stage.max_num_batched_tokens,
@@ -67,7 +68,9 @@ def to_yaml(config: Config) -> str:
             shown["picture_cache_gib"] = stage.picture_cache_gib
         if stage.name == "code2wav":  # it has neither rows nor a KV cache
             shown = {
-                key: value for key, value in shown.items() if key not in ("max_num_batched_tokens", "max_model_len")
+                key: value
+                for key, value in shown.items()
+                if key not in ("kv_cache_dtype", "max_num_batched_tokens", "max_model_len")
             }
         here = f"stages.{stage.stage_id}"
         lines += _lines(shown, indent=2, origins=config.origins, path=here)

@@ -17,11 +17,15 @@ from torch import Tensor
 
 from aura_omni.engine.lane import sent
 from aura_omni.engine.sequence import Batch
+from aura_omni.models import fp8
 from aura_omni.models.layers import KeyValues
 
 
 class PagedKV:
     """keys, values: [layers, pages + 1, page_size, kv_heads, head_dim]. Which rows a page holds is `kv_cache`'s business.
+
+    In eight bits, scales is float32 [layers, pages + 1, page_size, kv_heads, 2]: of each key and of each value. Rows are rounded when
+    they are stored, and all steps see them as they are stored, their own among them.
 
     The page after the last belongs to no sequence: a shorter one is padded with it, and padded rows of a step write there.
     Rows of other sequences would not do, as a weight of zero times infinity is not zero.
@@ -38,11 +42,14 @@ class PagedKV:
         most_rows: int,
         dtype: torch.dtype,
         device: torch.device,
+        eight_bits: bool = False,
     ) -> None:
-        """most_rows: of a step of decoding."""
+        """most_rows: of a step of decoding; eight_bits: of keys and values, which are of `dtype` otherwise."""
         shape = (layers, pages + 1, page_size, kv_heads, head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        kept = fp8.FP8 if eight_bits else dtype
+        self.keys = torch.zeros(shape, dtype=kept, device=device)
+        self.values = torch.zeros(shape, dtype=kept, device=device)
+        self.scales = torch.zeros(*shape[:-1], 2, dtype=torch.float32, device=device) if eight_bits else None
         self._arrived = torch.zeros(most_rows * kv_heads, dtype=torch.int32, device=device)
         self.page_size, self.spare_page, self.device = page_size, pages, device
 
@@ -73,7 +80,7 @@ class PagedKV:
         follow, the number of the first in the sequence, and its pages. most_rows: no chunk has more.
         """
         if self.device.type != "cpu":
-            return paged().PagedStep(self.keys, self.values, slot, chunks, most_rows)
+            return paged().PagedStep(self.keys, self.values, slot, chunks, most_rows, scales=self.scales)
         return _SdpaStep(self, slot, chunks)
 
     def decode_step(self, slot: Tensor, length: Tensor, table: Tensor) -> KeyValues:
@@ -83,7 +90,9 @@ class PagedKV:
         [B, P]: pages of the sequences, anything beyond them.
         """
         if self.device.type != "cpu":
-            return paged().DecodeStep(self.keys, self.values, self._arrived, slot, length, table)
+            return paged().DecodeStep(
+                self.keys, self.values, self._arrived, slot, length, table, scales=self.scales
+            )  # fmt: skip
         return _SdpaDecode(self, slot, length, table)
 
 
@@ -118,11 +127,45 @@ class _Stretch:
     mask: Tensor | None  # bool [rows, slots]; None when they start the sequence
 
 
+class _Rows:
+    """Keys or values of all layers, for plain PyTorch."""
+
+    def __init__(self, rows: Tensor, scales: Tensor | None) -> None:
+        """rows [layers, pages, page_size, kv_heads, D]; scales [layers, pages, page_size, kv_heads], of eight bits."""
+        self._rows, self._scales = rows.flatten(1, 2), None if scales is None else scales.flatten(1, 2)
+
+    def store(self, layer: int, slots: Tensor, new: Tensor) -> None:
+        """new [N, kv_heads, D] into slots int64 [N]."""
+        rows = self._rows[layer]
+        if self._scales is None:
+            rows.index_copy_(0, slots, new)
+            return
+        values, scale = fp8.quantized(new.flatten(0, 1))
+        # PyTorch moves eight bits on a CPU as integers only.
+        rows.view(torch.uint8).index_copy_(0, slots, values.view(torch.uint8).view_as(new))
+        self._scales[layer].index_copy_(0, slots, scale.view(new.shape[:2]))
+
+    def gather(self, layer: int, slots: Tensor, dtype: torch.dtype) -> Tensor:
+        """Those of slots [B, n], in the dtype of a step: [B, kv_heads, n, D]."""
+        # index_select is four times as fast as rows[slots] on a CPU.
+        found = self._rows[layer].index_select(0, slots.flatten())
+        if self._scales is not None:
+            scale = self._scales[layer].index_select(0, slots.flatten())
+            found = (found.float() * scale[..., None]).to(dtype)
+        return found.unflatten(0, slots.shape).transpose(1, 2)
+
+
+def _rows_of(kv: PagedKV) -> tuple[_Rows, _Rows]:
+    """Keys and values."""
+    of_keys, of_values = (None, None) if kv.scales is None else kv.scales.unbind(-1)
+    return _Rows(kv.keys, of_keys), _Rows(kv.values, of_values)
+
+
 class _SdpaStep:
     """PyTorch's own attention, one sequence after another. All index tensors are made once per step."""
 
     def __init__(self, kv: PagedKV, slot: Tensor, chunks: Tensor) -> None:
-        self._keys, self._values = kv.keys.flatten(1, 2), kv.values.flatten(1, 2)
+        self._keys, self._values = _rows_of(kv)
         self._written = slot
         self._stretches: list[_Stretch] = []
         for numbers in chunks:
@@ -134,15 +177,14 @@ class _SdpaStep:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """As `KeyValues.attend`."""
-        keys, values = self._keys[layer], self._values[layer]
-        keys.index_copy_(0, self._written, k)
-        values.index_copy_(0, self._written, v)
+        self._keys.store(layer, self._written, k)
+        self._values.store(layer, self._written, v)
         out = torch.zeros_like(q)  # rows that are nobody's are written to the spare page, and must be finite there
         for stretch in self._stretches:
             attended = F.scaled_dot_product_attention(
                 q[stretch.begin : stretch.end].transpose(0, 1).unsqueeze(0),
-                _gather(keys, stretch.slots),
-                _gather(values, stretch.slots),
+                self._keys.gather(layer, stretch.slots, q.dtype),
+                self._values.gather(layer, stretch.slots, q.dtype),
                 attn_mask=stretch.mask,
                 is_causal=stretch.mask is None,
                 enable_gqa=True,
@@ -155,7 +197,7 @@ class _SdpaDecode:
     """PyTorch's own attention for one row of each sequence, all together, padded to the longest."""
 
     def __init__(self, kv: PagedKV, slot: Tensor, length: Tensor, table: Tensor) -> None:
-        self._keys, self._values = kv.keys.flatten(1, 2), kv.values.flatten(1, 2)
+        self._keys, self._values = _rows_of(kv)
         self._written = slot
         longest = int(length.max())
         inside = torch.arange(longest, device=kv.device) < length[:, None]
@@ -165,14 +207,13 @@ class _SdpaDecode:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """As `KeyValues.attend`."""
-        keys, values = self._keys[layer], self._values[layer]
-        keys.index_copy_(0, self._written, k)
-        values.index_copy_(0, self._written, v)
+        self._keys.store(layer, self._written, k)
+        self._values.store(layer, self._written, v)
         # The heads that share a key head are queries of one row: all see the same rows, and no key is copied for them.
         attended = F.scaled_dot_product_attention(
             q.unflatten(1, (k.shape[1], -1)),
-            _gather(keys, self._slots),
-            _gather(values, self._slots),
+            self._keys.gather(layer, self._slots, q.dtype),
+            self._values.gather(layer, self._slots, q.dtype),
             attn_mask=self._mask,
         )
         return attended.flatten(1, 2)
@@ -181,9 +222,3 @@ class _SdpaDecode:
 def _slots(table: Tensor, page_size: int) -> Tensor:
     """Pages int [B, P] -> their slots int64 [B, P * page_size]. A slot is a row of the flattened pages."""
     return (table[:, :, None].long() * page_size + torch.arange(page_size, device=table.device)).flatten(1)
-
-
-def _gather(rows: Tensor, slots: Tensor) -> Tensor:
-    """rows [S, kv_heads, D], slots [B, n] -> [B, kv_heads, n, D]."""
-    # index_select is four times as fast as rows[slots] on a CPU.
-    return rows.index_select(0, slots.flatten()).unflatten(0, slots.shape).transpose(1, 2)

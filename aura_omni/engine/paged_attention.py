@@ -21,8 +21,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from aura_omni.engine import paged_head, paged_row
-from aura_omni.engine.paged_parts import LOG2_E, combine, part_of, places, varying
+from aura_omni.engine import paged_eight, paged_head, paged_row
+from aura_omni.engine.paged_eight import keep, scales_of
+from aura_omni.engine.paged_parts import LOG2_E, combine, part_of, slots_of, varying
 from aura_omni.models.fused import _exchanged, _turned, qk_norm_rope_stored, starts_early
 from aura_omni.models.layers import RMSNorm, fusible
 
@@ -79,12 +80,17 @@ def store(k: Tensor, v: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> 
 
 
 @triton.jit
-def _attend(q, k, v, m, total, acc, mask, scale, ALL: tl.constexpr):
+def _attend(q, k, v, k_scale, v_scale, m, total, acc, mask, scale, ALL: tl.constexpr, SCALED: tl.constexpr):
     """One block of keys and values [K, D]: q [M, D] against them; m, total [M] and acc [M, D] are the running maximum, sum and output.
 
-    scale turns products into exponents of 2. ALL: every query sees every key, whatever mask [M, K] says.
+    scale turns products into exponents of 2. ALL: every query sees every key, whatever mask [M, K] says. SCALED: keys and values are
+    to be multiplied by k_scale, v_scale [K], which is done with their products and weights, as eight bits fit into q's dtype and what
+    they stand for may not.
     """
-    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    if SCALED:
+        scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * (k_scale * scale)[None, :]
+    else:
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
     if not ALL:
         scores = tl.where(mask, scores, float("-inf"))
     high = tl.maximum(m, tl.max(scores, 1))
@@ -92,37 +98,43 @@ def _attend(q, k, v, m, total, acc, mask, scale, ALL: tl.constexpr):
     weights = tl.exp2(scores - safe[:, None])
     decay = tl.exp2(m - safe)
     total = total * decay + tl.sum(weights, 1)
-    acc = acc * decay[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+    if SCALED:
+        weights = weights * v_scale[None, :]
+    acc = acc * decay[:, None] + tl.dot(weights.to(q.dtype), v.to(q.dtype), input_precision="ieee")
     return high, total, acc
 
 
 @triton.jit
 def _attend_block(
-    q, m, total, acc, keys, values, slots, inside, mask, scale, head, kv_heads, dims, D: tl.constexpr, ALL: tl.constexpr
-):
+    q, m, total, acc, keys, values, scales, slots, inside, mask, scale, head, kv_heads, dims,
+    D: tl.constexpr, ALL: tl.constexpr, SCALED: tl.constexpr,
+):  # fmt: skip
     """`_attend` to slots [K], those of them that are inside [K]."""
+    k_scale, v_scale = 1.0, 1.0
+    if SCALED:
+        k_scale, v_scale = scales_of(scales, slots, inside, head, kv_heads)
     at = (slots[:, None] * kv_heads + head) * D + dims[None, :]
     if ALL:
         k, v = tl.load(keys + at), tl.load(values + at)
     else:
         k = tl.load(keys + at, mask=inside[:, None], other=0.0)
         v = tl.load(values + at, mask=inside[:, None], other=0.0)
-    return _attend(q, k, v, m, total, acc, mask, scale, ALL)
+    return _attend(q, k, v, k_scale, v_scale, m, total, acc, mask, scale, ALL, SCALED)
 
 
 @varying
 def _decode_kernel(
     q_ptr, k_ptr, v_ptr, q_width, k_width, v_width, q_weight, k_weight, cos_ptr, sin_ptr, turn_width, eps,
-    slots_ptr, keys, values, table, table_width, lengths, acc_ptr, m_ptr, total_ptr, arrived_ptr, out_ptr, scale, kv_heads,
-    RAW: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
-    LEAST: tl.constexpr, SPLITS: tl.constexpr, EARLY: tl.constexpr,
+    slots_ptr, keys, values, table, table_width, lengths, acc_ptr, m_ptr, total_ptr, arrived_ptr, out_ptr, scale, kv_heads, scales,
+    RAW: tl.constexpr, SCALED: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
+    BLOCK: tl.constexpr, LEAST: tl.constexpr, SPLITS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program (row, key head, split): GROUP query heads of one row against a part of what came before it.
 
     The first split also takes the row's own key and value: it stores them, and nobody reads them from there in this step. RAW:
-    heads are normed and turned first. The split that comes to its end last puts all of them together. EARLY: it begins before the
-    kernel in front of it has ended, and reads its first keys meanwhile. Those were written in earlier steps, tens of launches ago, of
-    which a GPU has room for a few at once.
+    heads are normed and turned first. SCALED: keys and values are in eight bits, as `paged_eight` says. The split that comes to its end
+    last puts all of them together. EARLY: it begins before the kernel in front of it has ended, and reads its first keys meanwhile. Those
+    were written in earlier steps, tens of launches ago, of which a GPU has room for a few at once.
     """
     row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     dims, group = tl.arange(0, D), tl.arange(0, ROWS)
@@ -135,7 +147,11 @@ def _decode_kernel(
         return
     pages_ptr, offsets = table + row * table_width, start + tl.arange(0, BLOCK)
     inside = offsets < stop
-    first = places(pages_ptr, offsets, inside, head, kv_heads, dims, D, PAGE)
+    slots = slots_of(pages_ptr, offsets, inside, PAGE)
+    first = (slots[:, None] * kv_heads + head) * D + dims[None, :]
+    k_scale, v_scale = 1.0, 1.0
+    if SCALED:
+        k_scale, v_scale = scales_of(scales, slots, inside, head, kv_heads)
     k_first = tl.load(keys + first, mask=inside[:, None], other=0.0)
     v_first = tl.load(values + first, mask=inside[:, None], other=0.0)
     other = _exchanged(dims, D)
@@ -162,23 +178,30 @@ def _decode_kernel(
         if RAW:
             k_mirrored = tl.load(k_ptr + k_at + own + other[None, :])
             k = _turned(k, k_mirrored, k_norm, k_other, cos, sin, dims, eps, D)
-        at = (tl.load(slots_ptr + row) * kv_heads + head) * D + dims
-        tl.store(keys + at[None, :], k)
-        tl.store(values + at, v)
-        m = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1) * scale
+        place = tl.load(slots_ptr + row) * kv_heads + head
+        if SCALED:
+            one = tl.arange(0, 1)
+            k_own = keep(k, keys, scales, place + one, 0, dims, D, one == 0)
+            v_own = keep(v[None, :], values, scales, place + one, 1, dims, D, one == 0)
+        else:
+            at = place * D + dims
+            tl.store(keys + at[None, :], k)
+            tl.store(values + at, v)
+            k_own, v_own = k.to(tl.float32), v.to(tl.float32)[None, :]
+        m = tl.sum(q.to(tl.float32) * k_own, 1) * scale
         total = total + 1.0
-        acc = acc + v.to(tl.float32)[None, :]
+        acc = acc + v_own
     if EARLY:
         gdc_launch_dependents()
-    m, total, acc = _attend(q, k_first, v_first, m, total, acc, inside[None, :] & (group[:, None] >= 0), scale, False)
+    mask = inside[None, :] & (group[:, None] >= 0)
+    m, total, acc = _attend(q, k_first, v_first, k_scale, v_scale, m, total, acc, mask, scale, False, SCALED)
     for at_block in range(start + BLOCK, stop, BLOCK):
         offsets = at_block + tl.arange(0, BLOCK)
         inside = offsets < stop
-        pages = tl.load(pages_ptr + offsets // PAGE, mask=inside, other=0).to(tl.int64)
-        slots = pages * PAGE + offsets % PAGE
+        slots = slots_of(pages_ptr, offsets, inside, PAGE)
         mask = inside[None, :] & (group[:, None] >= 0)
         m, total, acc = _attend_block(
-            q, m, total, acc, keys, values, slots, inside, mask, scale, head, kv_heads, dims, D, False
+            q, m, total, acc, keys, values, scales, slots, inside, mask, scale, head, kv_heads, dims, D, False, SCALED
         )
     kind: tl.constexpr = out_ptr.dtype.element_ty
     out_at = (row * heads + head * GROUP + group[:, None]) * D + dims[None, :]
@@ -249,21 +272,23 @@ class Turn:
 
 def decode(
     q: Tensor, k: Tensor, v: Tensor, slots: Tensor, keys: Tensor, values: Tensor, *,
-    table: Tensor, lengths: Tensor, arrived: Tensor, page_size: int, turn: Turn | None = None,
+    table: Tensor, lengths: Tensor, arrived: Tensor, page_size: int, turn: Turn | None = None, scales: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """One row of each of B sequences: stores its key and value, and attends to all up to it.
 
     q [B, heads, D]; k, v [B, kv_heads, D], all with rows of any stride; turn: q and k are normed and turned first; slots int64
     [B]: where keys and values go; keys, values [slots, kv_heads, D] contiguous, slot = page * page_size + row; table int32
     [B, P]: pages of each sequence; lengths int32 [B] >= 1: rows to attend to, their own included; arrived int32 [B kv_heads or
-    more]: zeros, and zeros again afterwards, for one call at a time. Scale D**-0.5. Returns [B, heads, D]. No host synchronisation.
+    more]: zeros, and zeros again afterwards, for one call at a time; scales: as `paged_eight.store`, where keys and values are in eight
+    bits. Scale D**-0.5. Returns [B, heads, D]. No host synchronisation.
     """
     rows, heads, dim = q.shape
     kv_heads = keys.shape[1]
     group, long = heads // kv_heads, table.shape[1] * page_size > LONG_CONTEXT
     plan = LONG_DECODE if long else SHORT_DECODE
-    by_head = not long and paged_head.takes(rows, group, page_size)
-    by_row = not long and rows <= paged_row.MOST_ROWS and group <= paged_row.MOST_GROUP
+    short = not long and scales is None
+    by_head = short and paged_head.takes(rows, group, page_size)
+    by_row = short and rows <= paged_row.MOST_ROWS and group <= paged_row.MOST_GROUP
     splits = splits_of(rows * kv_heads, plan)
     if by_head or by_row:
         splits = paged_head.SPLITS if by_head else paged_row.SPLITS
@@ -298,7 +323,8 @@ def decode(
         )
     else:
         _decode_kernel[(rows, kv_heads, splits)](
-            *tensors, **shape, ROWS=max(16, triton.next_power_of_2(group)), BLOCK=plan.keys, LEAST=plan.least,
+            *tensors, keys if scales is None else scales, **shape, SCALED=scales is not None,
+            ROWS=max(16, triton.next_power_of_2(group)), BLOCK=plan.keys, LEAST=plan.least,
             num_warps=plan.warps, num_stages=plan.stages, **options,
         )  # fmt: skip
     return out
@@ -306,8 +332,8 @@ def decode(
 
 @triton.jit
 def _attend_keys(
-    q, m, total, acc, begin, stop, last, keys, values, table, scale, kv_head, kv_heads, dims,
-    D: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, ALL: tl.constexpr,
+    q, m, total, acc, begin, stop, last, keys, values, scales, table, scale, kv_head, kv_heads, dims,
+    D: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, ALL: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     """Keys [begin, stop) of one sequence, whose pages are at `table`: q [M, D] sees those up to its `last` [M]; ALL: it sees them
     all, and they are whole blocks."""
@@ -322,17 +348,17 @@ def _attend_keys(
         pages = tl.load(table + (offsets + BLOCK) // PAGE, mask=offsets + BLOCK < stop, other=0)
         mask = inside[None, :] & (offsets[None, :] <= last[:, None])
         m, total, acc = _attend_block(
-            q, m, total, acc, keys, values, slots, inside, mask, scale, kv_head, kv_heads, dims, D, ALL
+            q, m, total, acc, keys, values, scales, slots, inside, mask, scale, kv_head, kv_heads, dims, D, ALL, SCALED
         )
     return m, total, acc
 
 
 @varying
 def _prefill_kernel(
-    q_ptr, keys, values, out_ptr, acc_ptr, m_ptr, total_ptr, table, table_width, begins, counts, starts, chunks, scale, heads,
-    kv_heads,
-    GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr, CHUNKS: tl.constexpr,
+    q_ptr, keys, values, scales, out_ptr, acc_ptr, m_ptr, total_ptr, table, table_width, begins, counts, starts, chunks, scale,
+    heads, kv_heads,
+    SCALED: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr, SPLITS: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
     """Program (block of rows, key head, split): GROUP query heads of ROWS rows of a chunk, which all need the same keys, against all
     rows up to each of them. WIDE is GROUP, rounded up to a power of two.
@@ -367,12 +393,12 @@ def _prefill_kernel(
     seen_by_all = tl.maximum(from_, tl.minimum((start + block * ROWS + 1) // BLOCK * BLOCK, stop))
     pages, last = table + chunk * table_width, start + rows
     m, total, acc = _attend_keys(
-        q, m, total, acc, from_, seen_by_all, last, keys, values, pages, scale, kv_head, kv_heads, dims,
-        D, PAGE, BLOCK, True,
+        q, m, total, acc, from_, seen_by_all, last, keys, values, scales, pages, scale, kv_head, kv_heads, dims,
+        D, PAGE, BLOCK, True, SCALED,
     )  # fmt: skip
     m, total, acc = _attend_keys(
-        q, m, total, acc, seen_by_all, stop, last, keys, values, pages, scale, kv_head, kv_heads, dims,
-        D, PAGE, BLOCK, False,
+        q, m, total, acc, seen_by_all, stop, last, keys, values, scales, pages, scale, kv_head, kv_heads, dims,
+        D, PAGE, BLOCK, False, SCALED,
     )  # fmt: skip
     if SPLITS == 1:
         tl.store(out_ptr + at, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=there[:, None])
@@ -390,24 +416,26 @@ def _shared_memory() -> int:
     return int(driver.utils.get_device_properties(driver.get_current_device())["max_shared_mem"])
 
 
-def _stages(q: Tensor, queries: int) -> int:
+def _stages(q: Tensor, keys: Tensor, queries: int) -> int:
     """How many blocks of keys a program of so many queries may have under way: three where a GPU's shared memory holds them."""
     if q.is_cpu:
         return 1
-    row = q.shape[-1] * q.element_size()
-    return max(1, min(3, (_shared_memory() - queries * row) // (2 * BLOCK_KEYS * row)))
+    row, block = q.shape[-1] * q.element_size(), 2 * BLOCK_KEYS * q.shape[-1]
+    # Products want both of their sides in one dtype there, so eight bits are there once more, as those.
+    turned = block * q.element_size() if keys.dtype != q.dtype else 0
+    return max(1, min(3, (_shared_memory() - queries * row - turned) // (block * keys.element_size())))
 
 
 def prefill(
     q: Tensor, keys: Tensor, values: Tensor, out: Tensor, *, table: Tensor, begins: Tensor, counts: Tensor, starts: Tensor,
-    most_rows: int, page_size: int,
+    most_rows: int, page_size: int, scales: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Chunks of C sequences, whose own keys are already stored; writes their rows of `out` [N, heads, D], contiguous as q.
 
     Rows of no chunk are left as they are, or become anything.
 
     Chunk c is rows [begins[c], begins[c] + counts[c]) of q and rows [starts[c], ...) of its sequence; it attends causally.
-    table int32 [C, P]; begins, counts, starts int32 [C]; most_rows: the largest of counts.
+    table int32 [C, P]; begins, counts, starts int32 [C]; most_rows: the largest of counts; scales: as `decode`.
     """
     rows, heads, dim = q.shape
     kv_heads = keys.shape[1]
@@ -424,11 +452,11 @@ def prefill(
     chunks = len(begins)
     blocks = rows // each + min(chunks, rows)  # at most, whatever rows each chunk has
     _prefill_kernel[(blocks, kv_heads, splits)](
-        q, keys, values, out, acc, m, total, table, table.stride(0), begins, counts, starts, chunks, dim**-0.5 * LOG2_E, heads,
-        kv_heads,
-        GROUP=group, D=dim, PAGE=page_size, ROWS=each, WIDE=wide, BLOCK=BLOCK_KEYS, SPLITS=splits,
+        q, keys, values, keys if scales is None else scales, out, acc, m, total, table, table.stride(0), begins, counts, starts,
+        chunks, dim**-0.5 * LOG2_E, heads, kv_heads,
+        SCALED=scales is not None, GROUP=group, D=dim, PAGE=page_size, ROWS=each, WIDE=wide, BLOCK=BLOCK_KEYS, SPLITS=splits,
         CHUNKS=max(LEAST_CHUNKS, triton.next_power_of_2(chunks)),
-        num_warps=8 if each * wide >= 128 else 4, num_stages=_stages(q, each * wide),
+        num_warps=8 if each * wide >= 128 else 4, num_stages=_stages(q, keys, each * wide),
     )  # fmt: skip
     if splits > 1:
         members = rows * heads
@@ -441,11 +469,20 @@ class DecodeStep:
     """A `models.layers.RawKeyValues` of one row per sequence. Tensors only: it may be recorded in a CUDA graph."""
 
     def __init__(
-        self, keys: Tensor, values: Tensor, arrived: Tensor, slot: Tensor, length: Tensor, table: Tensor
+        self,
+        keys: Tensor,
+        values: Tensor,
+        arrived: Tensor,
+        slot: Tensor,
+        length: Tensor,
+        table: Tensor,
+        *,
+        scales: Tensor | None = None,
     ) -> None:
-        """keys, values [layers, pages, page_size, kv_heads, D]; arrived as `decode` has it; the rest as `PagedKV.decode_step`."""
+        """keys, values, scales: as `PagedKV` has them; arrived as `decode` has it; the rest as `PagedKV.decode_step`."""
         self._page_size = keys.shape[2]
         self._keys, self._values, self._arrived = keys.flatten(1, 2), values.flatten(1, 2), arrived
+        self._scales = None if scales is None else scales.flatten(1, 2)
         self._written, self._lengths, self._table = slot, length, table
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -464,21 +501,35 @@ class DecodeStep:
         return decode(
             q, k, v, self._written, self._keys[layer], self._values[layer], table=self._table, lengths=self._lengths,
             arrived=self._arrived, page_size=self._page_size, turn=turn,
+            scales=None if self._scales is None else self._scales[layer],
         )  # fmt: skip
 
 
 class PagedStep:
     """A `models.layers.RawKeyValues` of chunks of several sequences. Tensors only: it may be recorded in a CUDA graph."""
 
-    def __init__(self, keys: Tensor, values: Tensor, slot: Tensor, chunks: Tensor, most_rows: int) -> None:
-        """keys, values [layers, pages, page_size, kv_heads, D]; the rest as `PagedKV.chunk_step` has them."""
+    def __init__(
+        self,
+        keys: Tensor,
+        values: Tensor,
+        slot: Tensor,
+        chunks: Tensor,
+        most_rows: int,
+        *,
+        scales: Tensor | None = None,
+    ) -> None:
+        """keys, values, scales: as `PagedKV` has them; the rest as `PagedKV.chunk_step` has them."""
         self._page_size = keys.shape[2]
+        self._scales = None if scales is None else scales.flatten(1, 2)
         self._keys, self._values = keys.flatten(1, 2), values.flatten(1, 2)
         self._written, self._table, self._most_rows = slot, chunks[:, 3:], most_rows
         self._begins, self._counts, self._starts = chunks[:, :3].T.contiguous()
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        store(k, v, self._written, self._keys[layer], self._values[layer])
+        if self._scales is None:
+            store(k, v, self._written, self._keys[layer], self._values[layer])
+        else:
+            paged_eight.store(k, v, self._written, self._keys[layer], self._values[layer], self._scales[layer])
         return self._attend(layer, q.contiguous())
 
     def takes_raw(self, qkv: Tensor) -> bool:
@@ -497,5 +548,6 @@ class PagedStep:
         prefill(
             q, self._keys[layer], self._values[layer], out, table=self._table, begins=self._begins, counts=self._counts,
             starts=self._starts, most_rows=self._most_rows, page_size=self._page_size,
+            scales=None if self._scales is None else self._scales[layer],
         )  # fmt: skip
         return out

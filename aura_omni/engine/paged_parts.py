@@ -23,10 +23,16 @@ def part_of(before, BLOCK: tl.constexpr, LEAST: tl.constexpr, SPLITS: tl.constex
 
 
 @triton.jit
+def slots_of(pages_ptr, offsets, inside, PAGE: tl.constexpr):
+    """The slots of a sequence's rows [K] that are inside [K]; pages_ptr: its row of the table."""
+    pages = tl.load(pages_ptr + offsets // PAGE, mask=inside, other=0).to(tl.int64)
+    return pages * PAGE + offsets % PAGE
+
+
+@triton.jit
 def places(pages_ptr, offsets, inside, head, kv_heads, dims, D: tl.constexpr, PAGE: tl.constexpr):
     """Where a sequence's keys [K] that are inside [K] lie, of one head: [K, D]; pages_ptr: its row of the table."""
-    pages = tl.load(pages_ptr + offsets // PAGE, mask=inside, other=0).to(tl.int64)
-    return ((pages * PAGE + offsets % PAGE)[:, None] * kv_heads + head) * D + dims[None, :]
+    return (slots_of(pages_ptr, offsets, inside, PAGE)[:, None] * kv_heads + head) * D + dims[None, :]
 
 
 @triton.jit

@@ -103,9 +103,11 @@ class ArRunner(Runner):
         before: Seq[Runner] = (),
         prompts_first: Seq[ArRunner] = (),
         alone: bool = False,
+        kv_eight_bits: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """pages of page_size rows are taken on the model's device at once; the limits are `Scheduler`'s.
+        """pages of page_size rows are taken on the model's device at once, kv_eight_bits: of keys and values in eight bits; the limits
+        are `Scheduler`'s.
 
         graphs: steps of decoding and short prefills are CUDA graphs; without, they run as they are written. Those that the
         usual sampling needs, a sequence's own and its inner one, are captured here, others when they are first needed.
@@ -148,6 +150,7 @@ class ArRunner(Runner):
                 graphs=graphs,
                 usual=usual,
                 alone=alone,
+                kv_eight_bits=kv_eight_bits,
             )
         self._prompt_tokens = self._generated_tokens = 0
 

@@ -87,6 +87,7 @@ class Steps:
         graphs: bool,
         usual: tuple[Sampling, Sampling],
         alone: bool = False,
+        kv_eight_bits: bool = False,
     ) -> None:
         """As `runner.ArRunner`."""
         self._model, config = model, model.decoder_config
@@ -99,6 +100,7 @@ class Steps:
             most_rows=max_num_seqs,
             dtype=model.dtype,
             device=model.device,
+            eight_bits=kv_eight_bits,
         )
         with torch.inference_mode():
             probe = torch.zeros(1, config.hidden, dtype=model.dtype, device=model.device)

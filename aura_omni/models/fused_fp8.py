@@ -16,7 +16,8 @@ WIDEST = 4_096  # numbers that a program of `_silu_mul_kernel` has in hand at on
 
 
 @triton.jit
-def _scale_of(largest, LARGEST_: tl.constexpr, LEAST_: tl.constexpr):
+def scale_of(largest, LARGEST_: tl.constexpr, LEAST_: tl.constexpr):
+    """Of rows with such a largest number."""
     return tl.math.div_rn(tl.maximum(largest, LEAST_), LARGEST_)
 
 
@@ -28,7 +29,7 @@ def _quantize_kernel(
     dims = tl.arange(0, BLOCK)
     inside = dims < size
     x = tl.load(x_ptr + row * size + dims, mask=inside, other=0.0).to(tl.float32)
-    scale = _scale_of(tl.max(tl.abs(x), 0), LARGEST_, LEAST_)
+    scale = scale_of(tl.max(tl.abs(x), 0), LARGEST_, LEAST_)
     tl.store(scale_ptr + row, scale)
     tl.store(out_ptr + row * size + dims, tl.math.div_rn(x, scale).to(out_ptr.dtype.element_ty), mask=inside)
 
@@ -61,7 +62,7 @@ def _norm_kernel(
     root = tl.rsqrt(tl.sum(wide * wide, 0) / size + eps)
     weight = tl.load(weight_ptr + dims, mask=inside, other=0.0)
     normed = ((wide * root).to(x.dtype) * weight).to(tl.float32)
-    scale = _scale_of(tl.max(tl.abs(normed), 0), LARGEST_, LEAST_)
+    scale = scale_of(tl.max(tl.abs(normed), 0), LARGEST_, LEAST_)
     tl.store(scale_ptr + row, scale)
     tl.store(out_ptr + row * size + dims, tl.math.div_rn(normed, scale).to(out_ptr.dtype.element_ty), mask=inside)
 
@@ -98,7 +99,7 @@ def _silu_mul_kernel(
     largest = tl.zeros([BLOCK], tl.float32)
     for start in range(0, size, BLOCK):
         largest = tl.maximum(largest, tl.abs(_silu_mul(gate_up_ptr, start + dims, size)))
-    scale = _scale_of(tl.max(largest, 0), LARGEST_, LEAST_)
+    scale = scale_of(tl.max(largest, 0), LARGEST_, LEAST_)
     tl.store(scale_ptr + row, scale)
     for start in range(0, size, BLOCK):
         out = tl.math.div_rn(_silu_mul(gate_up_ptr, start + dims, size), scale).to(out_ptr.dtype.element_ty)

@@ -197,5 +197,8 @@ class Decoder(nn.Module):
                 x = x + adds[number] if add_rows is None else x.index_add(0, add_rows, adds[number])
         return x, more
 
-    def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
-        return 2 * self.config.layers * self.config.kv_heads * self.config.head_dim * dtype.itemsize
+    def kv_bytes_per_token(self, dtype: torch.dtype, *, eight_bits: bool = False) -> int:
+        """eight_bits: of keys and values, each vector of which has a float32 scale then."""
+        size = self.config.head_dim
+        vector = size + torch.float32.itemsize if eight_bits else size * dtype.itemsize
+        return 2 * self.config.layers * self.config.kv_heads * vector

@@ -22,6 +22,8 @@ def test_every_answer_has_the_lengths_that_the_server_was_started_with(tmp_path)
         "--fp8",
         "asr",
         "aura",
+        "--kv-fp8",
+        "aura",
     ]
     done = subprocess.run(
         [*command, "--loads", "first", "silent", "transcript"], cwd=ROOT, capture_output=True, text=True
@@ -42,6 +44,7 @@ def test_every_answer_has_the_lengths_that_the_server_was_started_with(tmp_path)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["failed"] == []
     assert summary["serve"].count('"quantization": "fp8"') == 2
+    assert summary["serve"].count('"kv_cache_dtype": "fp8"') == 1
 
 
 def test_a_server_that_only_transcribes_hears_two_minutes_as_sixteen_segments(tmp_path):

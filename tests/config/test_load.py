@@ -278,7 +278,11 @@ def test_served_names_are_the_flags_then_model_then_the_files_own():
             "pipeline: aura_omni\nquantization: fp8",
             "quantization is 'fp8'; it is a key of stages, and only of asr and aura",
         ),
-        ("pipeline: aura_omni\nkv_cache_dtype: fp8", "kv_cache_dtype is 'fp8', which this server does not do"),
+        (
+            "pipeline: aura_omni\nkv_cache_dtype: fp8",
+            "kv_cache_dtype is 'fp8'; it is a key of stages, and only of asr and aura",
+        ),
+        ("pipeline: aura_omni\nkv_cache_dtype: fp9", "kv_cache_dtype is 'fp9'; did you mean fp8"),
         ("pipeline: aura_omni\nduplex_session: {max_session: 1}", "did you mean max_sessions"),
         ("pipeline: aura_omni\nduplex_session: {max_sessions: 0}", "max_sessions is 0; it must be a number above 0"),
         ("pipeline: aura_omni\nstage_args: []", "layout of 2025"),
@@ -321,7 +325,7 @@ def test_wrong_files_are_refused_by_name(tmp_path, text, message):
         ("tensor_parallel_size", 2, "tensor_parallel_size is 2, which this server does not do"),
         ("num_replicas", 2, "num_replicas is 2"),
         ("quantization", "awq", "quantization is 'awq'; known: fp8"),
-        ("kv_cache_dtype", "fp8", "only weights can have eight bits"),
+        ("kv_cache_dtype", "bfloat16", "kv_cache_dtype is 'bfloat16'; known: auto, fp8"),
         ("load_format", "pt", "load_format is 'pt'"),
         ("use_v2_model_runner", True, "cannot be set"),
         ("default_sampling_params", {"temprature": 1}, "temprature"),
@@ -344,6 +348,20 @@ def test_weights_in_eight_bits_are_for_stages_that_have_a_check_of_them():
     assert [stage.quantization for stage in config.stages] == ["fp8", "fp8", None, None]
     for number, reason in (("2", "there is no check of what coarser weights do to speech"), ("3", "convolutions")):
         with pytest.raises(ConfigError, match=reason):
+            loaded(deploy_config=AURA, stage_overrides=json.dumps({number: fp8}))
+
+
+def test_keys_and_values_in_eight_bits_are_for_stages_that_have_a_check_of_them():
+    fp8, auto = {"kv_cache_dtype": "fp8"}, {"kv_cache_dtype": "auto"}
+    config = loaded(deploy_config=AURA, stage_overrides=json.dumps({"0": fp8, "1": fp8, "2": auto, "3": auto}))
+    assert [stage.kv_cache_dtype for stage in config.stages] == ["fp8", "fp8", "auto", "auto"]
+    assert "kv_cache_dtype: fp8  # flag --stage-overrides" in to_yaml(config)
+    assert {stage.kv_cache_dtype for stage in loaded(deploy_config=AURA).stages} == {"auto"}
+    for number, reason in (
+        ("2", "there is no check of what coarser keys and values do to speech"),
+        ("3", "no KV cache"),
+    ):
+        with pytest.raises(ConfigError, match=rf"kv_cache_dtype is 'fp8'; only asr and aura can have it.*{reason}"):
             loaded(deploy_config=AURA, stage_overrides=json.dumps({number: fp8}))
 
 

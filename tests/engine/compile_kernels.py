@@ -19,7 +19,15 @@ from triton.compiler import ASTSource
 from triton.compiler import compile as compiled
 from triton.runtime.driver import driver
 
-from aura_omni.engine import fused_numbers, fused_sampler, fused_seats, paged_attention, paged_head, paged_row
+from aura_omni.engine import (
+    fused_numbers,
+    fused_sampler,
+    fused_seats,
+    paged_attention,
+    paged_eight,
+    paged_head,
+    paged_row,
+)
 from aura_omni.engine.seats import Tables
 from aura_omni.models import codec_kernels, fused, fused_audio, fused_fp8, fused_linear, fused_mel, fused_tiles
 from aura_omni.models.codec import CodecConfig, CodecDecoder
@@ -50,6 +58,7 @@ MODULES = (
     fused_sampler,
     fused_seats,
     paged_attention,
+    paged_eight,
     paged_head,
     paged_row,
     codec_kernels,
@@ -121,21 +130,26 @@ def launches() -> Iterator[Callable[[], object]]:
         where["arrived"] = integers(rows * 8, dtype=torch.int32)
         for norms in (None, turn):
             yield partial(paged_attention.decode, q, k, k, integers(rows), pages, pages, turn=norms, **where)
+        eight, scales = made(1_600, 8, 128, dtype=BYTES), made(1_600, 8, 2, dtype=torch.float32)
+        yield partial(paged_attention.decode, q, k, k, integers(rows), eight, eight, turn=turn, scales=scales, **where)
+        yield partial(paged_eight.store, k, k, integers(rows), eight, eight, scales)
     for heads, rows, length in ((16, 40, 400), (32, 250, 32_768)):
         chunk = {name: integers(4, dtype=torch.int32) for name in ("begins", "counts", "starts")}
-        q, pages = made(rows, heads, 128), made(1_600, 8, 128)
-        table = integers(4, length // 16, dtype=torch.int32)
-        yield partial(
-            paged_attention.prefill,
-            q,
-            pages,
-            pages,
-            made(rows, heads, 128),
-            table=table,
-            most_rows=rows,
-            page_size=16,
-            **chunk,
-        )
+        q, table = made(rows, heads, 128), integers(4, length // 16, dtype=torch.int32)
+        for kind, scales in ((torch.bfloat16, None), (BYTES, made(1_600, 8, 2, dtype=torch.float32))):
+            pages = made(1_600, 8, 128, dtype=kind)
+            yield partial(
+                paged_attention.prefill,
+                q,
+                pages,
+                pages,
+                made(rows, heads, 128),
+                table=table,
+                most_rows=rows,
+                page_size=16,
+                scales=scales,
+                **chunk,
+            )
     for hidden, wide, inner in ((4_096, 6_144, 12_288), (2_048, 4_096, 6_144), (1_024, 4_096, 3_072)):
         for rows, dtype in (
             (1, torch.bfloat16),

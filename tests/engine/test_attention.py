@@ -23,7 +23,7 @@ def sequence(length: int, *, seed: int = 0, media: tuple[MediaSpan, ...] = ()) -
 class Paged:
     """The stage on pages, driven by hand: which rows are computed together is the test's choice."""
 
-    def __init__(self, stage: TinyStage, *, pages: int = 64, page_size: int = 4) -> None:
+    def __init__(self, stage: TinyStage, *, pages: int = 64, page_size: int = 4, eight_bits: bool = False) -> None:
         config = stage.decoder_config
         self.stage = stage
         self.cache = KVCache(pages, page_size)
@@ -36,6 +36,7 @@ class Paged:
             head_dim=config.head_dim,
             dtype=stage.dtype,
             device=stage.device,
+            eight_bits=eight_bits,
         )
 
     def compute(self, *rows: tuple[Sequence, int]) -> list[torch.Tensor]:
@@ -126,3 +127,65 @@ def test_the_padding_page_stays_zero() -> None:
     assert not paged.kv.keys[:, -1].any()
     assert not paged.kv.values[:, -1].any()
     assert paged.kv.keys[:, :-1].all()
+
+
+# ---------------------------------------------------------------- keys and values in eight bits
+
+
+@pytest.mark.parametrize("chunks", [[1] * 23, [22, 1], [1, 22], [5, 5, 5, 5, 3], [7, 1, 1, 14]])
+def test_rounded_keys_and_values_are_the_same_however_a_prompt_is_cut(chunks: list[int]) -> None:
+    """And are not those of all bits: a step sees its own rows as later ones will."""
+    stage = TinyStage(mrope=True)
+    whole, cut = (Paged(stage, eight_bits=True) for _ in range(2))
+    one, other = (sequence(23, media=(MediaSpan(5, 6, b"clip"),)) for _ in range(2))
+    expected = whole.compute((one, 23))[0]
+    assert_same(torch.cat([cut.compute((other, count))[0] for count in chunks]), expected)
+    difference = (expected - stage.dense(one)).abs()
+    assert difference.mean() < 0.1 * expected.std()
+    assert difference[0].max() > 1e-4  # which only attends to itself
+
+
+def test_rounded_rows_of_a_batch_equal_each_alone() -> None:
+    stage = TinyStage()
+    together, some = Paged(stage, eight_bits=True), [sequence(length, seed=length) for length in (3, 17, 9)]
+    steps = [together.compute((some[0], 2), (some[1], 16)), together.compute((some[0], 1), (some[1], 1), (some[2], 9))]
+    found = [torch.cat((steps[0][row], steps[1][row])) for row in range(2)] + [steps[1][2]]
+    for one, hidden in zip(some, found, strict=True):
+        alone = Paged(stage, eight_bits=True).compute((sequence(one.length, seed=one.length), one.length))[0]
+        assert_same(hidden, alone)
+
+
+def test_each_vector_is_within_a_sixteenth_of_what_it_was() -> None:
+    """However large it is, and without regard to those beside it."""
+    kv = PagedKV(
+        layers=1, pages=3, page_size=4, kv_heads=3, head_dim=16, most_rows=1, dtype=torch.float32,
+        device=torch.device("cpu"), eight_bits=True,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    size = torch.tensor([1e-12, 1.0, 1e12])
+    k, v = torch.randn(8, 3, 16) * size[:, None], torch.randn(8, 3, 16) * size.flip(0)[:, None]
+    k[3] = 0
+    slot, chunks = torch.tensor([9, 0, 4, 11, 2, 7, 5, 1]), torch.zeros(0, 4, dtype=torch.int32)
+    kv.chunk_step(slot, chunks, most_rows=0).attend(0, torch.zeros(8, 3, 16), k, v)
+    assert kv.scales is not None
+    for number, (pages, given) in enumerate(((kv.keys, k), (kv.values, v))):
+        scale = kv.scales[0, ..., number].flatten(0, 1)[slot][..., None]
+        found = pages[0].flatten(0, 1).float()[slot] * scale
+        bound = (given.abs() / 16).maximum(scale * 2.0**-10)
+        assert ((found - given).abs() <= bound * (1 + 1e-6)).all()
+        assert (found.abs().amax(-1) / given.abs().amax(-1).clamp_min(1e-30) - 1).abs()[given.any(-1)].max() < 1e-6
+
+
+def test_what_other_sequences_left_in_a_page_of_eight_bits_is_not_seen() -> None:
+    stage = TinyStage()
+    dirty, clean = (Paged(stage, eight_bits=True) for _ in range(2))
+    dirty.kv.keys.view(torch.uint8)[:, :-1] = 0x7F  # not a number
+    dirty.kv.values.view(torch.uint8)[:, :-1] = 0x7F
+    assert dirty.kv.scales is not None
+    dirty.kv.scales[:, :-1] = torch.nan
+    found = []
+    for paged in (dirty, clean):
+        short, long = sequence(2), sequence(19, seed=1)
+        steps = [paged.compute((short, 1), (long, 18)), paged.compute((short, 1), (long, 1))]
+        found.append(torch.cat([*steps[0], *steps[1]]))
+    assert torch.equal(*found)

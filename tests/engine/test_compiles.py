@@ -25,6 +25,7 @@ def test_kernels_compile_for_the_gpus_they_are_meant_for(tmp_path: Path) -> None
         "paged_head_kernel",
         "paged_row_kernel",
         "_prefill_kernel",
+        "_store_eight_kernel",
         "_tiles_kernel",
         "_row_kernel",
         "_dense_kernel",

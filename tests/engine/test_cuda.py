@@ -199,10 +199,12 @@ def test_two_lanes_at_once_give_what_each_gives_alone():
     assert [[request.heard for request in requests] for requests in together] == alone
 
 
-def test_a_graph_step_with_positions_on_three_axes():
+@pytest.mark.parametrize("kv_eight_bits", [False, True])
+def test_a_graph_step_with_positions_on_three_axes(kv_eight_bits):
     def outputs(graphs: bool) -> list[int]:
         request = Request(prompt(21), GREEDY)
-        run(make_runner(TinyStage(device="cuda", mrope=True), graphs=graphs), request)
+        stage = TinyStage(device="cuda", mrope=True)
+        run(make_runner(stage, graphs=graphs, kv_eight_bits=kv_eight_bits), request)
         return request.heard
 
     assert outputs(graphs=True) == outputs(graphs=False)

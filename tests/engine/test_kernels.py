@@ -25,7 +25,7 @@ from tests.models.test_fp8 import CONFIG
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytest.importorskip("triton")
 
-from aura_omni.engine import fused_numbers, fused_sampler, fused_seats, paged_attention  # noqa: E402
+from aura_omni.engine import fused_numbers, fused_sampler, fused_seats, paged_attention, paged_eight  # noqa: E402
 from aura_omni.models import fused, fused_fp8, fused_linear, fused_tiles  # noqa: E402
 
 PAGE = 16
@@ -481,6 +481,154 @@ def test_keys_and_values_are_stored_in_their_slots() -> None:
     assert torch.equal(keys[slots], k)
     assert torch.equal(values[slots], v)
     assert keys.any(-1).any(-1).sum() == 3
+
+
+# ------------------------------------------------------------ attention to keys and values in eight bits
+
+# The interpreter rounds to eight bits wrongly, so what is rounded there is what needs no rounding, or the pool has all bits and scales.
+POOL = pytest.mark.parametrize("pool_of", [fp8.FP8, None])  # None: the dtype of queries
+
+
+def without_rounding(*shape: int) -> Tensor:
+    """Vectors that eight bits hold as they are, each times a power of two."""
+    values = (torch.randn(shape) * 100).to(fp8.FP8).float().clamp(-224, 224)
+    values[..., 5] = 448
+    return values * torch.exp2(torch.randint(-12, -6, (*shape[:-1], 1)))
+
+
+def in_pages(
+    keys: Tensor, values: Tensor, kind: torch.dtype | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A pool of what `keys`, `values` [slots, heads, D] are about, and its scales."""
+    rows = [fp8.quantized(x.cpu().flatten(0, 1)) for x in (keys, values)]
+    held = [row.values.float().to(kind or dtype).view(keys.shape).to(DEVICE) for row in rows]
+    return held[0], held[1], torch.stack([row.scale.view(keys.shape[:2]) for row in rows], dim=-1).to(DEVICE)
+
+
+def meant(pages: Tensor, scales: Tensor, number: int) -> Tensor:
+    """Keys (0) or values (1) of a pool, float32."""
+    return pages.float() * scales[..., number, None]
+
+
+@LOOPS
+@PRECISION
+@POOL
+@pytest.mark.parametrize(
+    ("dim", "heads", "lengths"),
+    [
+        (128, 8, [1, 2, 16, 17, 64, 65, 66, 130, 705]),
+        (16, 4, [3] * 40),
+        (64, 2, [1, 33, 257, 600]),
+    ],
+)
+def test_paged_decode_of_eight_bits_equals_plain_attention_to_what_they_stand_for(
+    dtype: torch.dtype, limit: float, pool_of: torch.dtype | None, dim: int, heads: int, lengths: list[int]
+) -> None:
+    torch.manual_seed(0)
+    keys, values, table = pool(lengths, 2, dim, torch.float32)
+    keys, values, scales = in_pages(keys, values, pool_of, dtype)
+    q = torch.randn(len(lengths), heads, dim).to(DEVICE, dtype)
+    slots = torch.stack([context(row, length)[-1] for row, length in zip(table, lengths, strict=True)])
+    k, v = (without_rounding(len(lengths), 2, dim).to(DEVICE, dtype) for _ in range(2))
+    scales[slots] = torch.nan  # what stands in the slots of the new rows must not matter
+    before = keys.clone(), values.clone(), scales.clone()
+    arrived = integers([0] * 2 * len(lengths))
+    out = paged_attention.decode(
+        q, k, v, slots, keys, values, table=table, lengths=integers(lengths), arrived=arrived, page_size=PAGE, scales=scales
+    )  # fmt: skip
+    assert not arrived.any()
+    for number, (pages, new) in enumerate(((keys, k), (values, v))):
+        assert_close(meant(pages, scales, number)[slots], new, 1e-6 if pool_of or dtype == torch.float32 else limit)
+    others = torch.ones(len(keys), dtype=torch.bool, device=DEVICE).index_fill_(0, slots, value=False)
+    for now, old in zip((keys, values, scales), before, strict=True):
+        assert torch.equal(now.float()[others], old.float()[others])
+    for row, length in enumerate(lengths):
+        at = context(table[row], length)
+        past = [meant(pages, scales, number)[at].transpose(0, 1)[None] for number, pages in enumerate((keys, values))]
+        plain = F.scaled_dot_product_attention(q[row].float()[None, :, None], *past, enable_gqa=True)[0, :, 0]
+        assert_close(out[row], plain, limit)
+
+
+@LOOPS
+@PRECISION
+@POOL
+@pytest.mark.parametrize(("splits", "heads"), [(1, 8), (2, 6), (16, 2)])
+def test_paged_prefill_of_eight_bits_equals_plain_attention_to_what_they_stand_for(
+    dtype: torch.dtype,
+    limit: float,
+    pool_of: torch.dtype | None,
+    splits: int,
+    heads: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Stored by the kernel in front of it."""
+    monkeypatch.setattr(paged_attention, "LONG_CONTEXT", 0 if splits > 1 else 10**9)
+    monkeypatch.setattr(paged_attention, "MOST_CHUNK_SPLITS", splits)
+    torch.manual_seed(0)
+    lengths, counts, begins, dim = [150, 200, 65], [130, 3, 65], [0, 130, 133], 32
+    keys, values, table = pool(lengths, 2, dim, torch.float32)
+    keys, values, scales = in_pages(keys, values, pool_of, dtype)
+    q, k, v = torch.randn(198, heads, dim), without_rounding(198, 2, dim), without_rounding(198, 2, dim)
+    q, k, v = (x.to(DEVICE, dtype) for x in (q, k, v))
+    contexts = [context(row, length) for row, length in zip(table, lengths, strict=True)]
+    slots = torch.cat([at[-count:] for at, count in zip(contexts, counts, strict=True)])
+    chunks = torch.cat(
+        (torch.tensor([begins, counts, [n - count for n, count in zip(lengths, counts, strict=True)]]).T.int().to(DEVICE), table), 1
+    )  # fmt: skip
+    paged = (x.unflatten(0, (-1, PAGE))[None] for x in (keys, values))
+    step = paged_attention.PagedStep(*paged, slots, chunks, max(counts), scales=scales.unflatten(0, (-1, PAGE))[None])
+    out = step.attend(0, q, k, v)
+    for at, count, begin in zip(contexts, counts, begins, strict=True):
+        past = [meant(pages, scales, number)[at].transpose(0, 1)[None] for number, pages in enumerate((keys, values))]
+        mask = torch.ones(count, len(at), dtype=torch.bool, device=DEVICE).tril(len(at) - count)
+        rows = q[begin : begin + count].float().transpose(0, 1)[None]
+        plain = F.scaled_dot_product_attention(rows, *past, attn_mask=mask, enable_gqa=True)[0].transpose(0, 1)
+        assert_close(out[begin : begin + count], plain, limit)
+
+
+@POOL
+@pytest.mark.parametrize("kv_heads", [2, 3])
+def test_keys_and_values_are_stored_in_eight_bits(pool_of: torch.dtype | None, kv_heads: int) -> None:
+    """As on a CPU; on a GPU rounded as there, too."""
+    torch.manual_seed(0)
+    keys, values = (torch.zeros(40, kv_heads, 64, device=DEVICE).to(pool_of or torch.float32) for _ in range(2))
+    scales = torch.zeros(40, kv_heads, 2, device=DEVICE)
+    make = torch.randn if DEVICE.type == "cuda" else without_rounding
+    k, v = (F.pad(make(4, kv_heads, 64).flatten(1), (8, 8))[:, 8:-8].unflatten(1, (kv_heads, 64)) for _ in range(2))
+    k[3] = 0
+    slots = torch.tensor([35, 0, 17, 20])
+    paged_eight.store(k.to(DEVICE), v.to(DEVICE), slots.to(DEVICE), keys, values, scales)
+    for number, (pages, given) in enumerate(((keys, k), (values, v))):
+        plain = fp8.quantized(given.flatten(0, 1))
+        assert torch.equal(scales[..., number].cpu()[slots].flatten(), plain.scale)
+        found = pages.cpu()[slots].float().flatten(0, 1)
+        assert torch.equal(found if pool_of else found.to(fp8.FP8).float(), plain.values.float())
+        assert pages.float().any(-1).any(-1).sum() == (3 if number == 0 else 4)
+
+
+@LOOPS
+def test_raw_heads_are_rounded_after_they_are_normed_and_turned() -> None:
+    torch.manual_seed(0)
+    dim, kv_heads, heads, lengths = 64, 2, 8, [1, 64, 300]
+    keys, values, table = pool(lengths, kv_heads, dim, torch.float32)
+    keys, values, scales = in_pages(keys, values, None, torch.float32)
+    q_norm, k_norm = norm_of(dim, torch.float32), norm_of(dim, torch.float32)
+    cos, sin = Rope(dim, 1e6).tables(torch.tensor(lengths, device=DEVICE) - 1, torch.float32)
+    qkv = torch.randn(len(lengths), (heads + 2 * kv_heads) * dim).to(DEVICE)
+    slots = torch.stack([context(row, length)[-1] for row, length in zip(table, lengths, strict=True)])
+    given = integers([0] * kv_heads * len(lengths)), slots, integers(lengths), table
+    step = paged_attention.DecodeStep(
+        *(x.unflatten(0, (-1, PAGE))[None] for x in (keys, values)),
+        *given,
+        scales=scales.unflatten(0, (-1, PAGE))[None],
+    )
+    q, k, v = (x.unflatten(1, (-1, dim)) for x in qkv.split([heads * dim, kv_heads * dim, kv_heads * dim], dim=1))
+    found = step.attend_raw(0, qkv, q_norm, k_norm, cos, sin)
+    assert_close(meant(keys, scales, 0)[slots], rotate(k_norm(k), cos, sin), 1e-5)
+    assert_close(meant(values, scales, 1)[slots], v, 1e-5)
+    assert_close(scales[slots][..., 0], rotate(k_norm(k), cos, sin).abs().amax(-1) / fp8.LARGEST, 1e-5)
+    expected = step.attend(0, rotate(q_norm(q), cos, sin), rotate(k_norm(k), cos, sin), v)
+    assert_close(found, expected.flatten(1), 2e-5)
 
 
 # ------------------------------------------------------------ attention of the code predictor
