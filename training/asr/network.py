@@ -130,11 +130,12 @@ class Trainee(nn.Module):
         windows = Windows(len(mask), window, None, mask[:, None, None])
         x = x.reshape(batch * length, -1)
         for layer in tower.layers:
+            stream, more = layer(x, None, windows)
+            after = stream + more
             if skipped:
                 past = torch.rand(batch, 1, device=x.device, generator=generator) < skipped
-                x = torch.where(past.expand(batch, length).reshape(-1, 1), x, layer(x, windows))
-            else:
-                x = layer(x, windows)
+                after = torch.where(past.expand(batch, length).reshape(-1, 1), x, after)
+            x = after
         return tower.ln_post(x).view(batch, length, -1), rows
 
     def project(self, hidden: Tensor) -> Tensor:
@@ -159,11 +160,11 @@ class Trainee(nn.Module):
         place = torch.arange(length, device=sound.device).expand(batch, -1) - len(before)
         first = rows[:, None]
         in_tail = (place - first).clamp(0, tail.shape[1] - 1)
-        x = self.net.embed(tail.flatten()).view(batch, tail.shape[1], -1)
+        x = self.net.embed_tokens(tail.flatten()).view(batch, tail.shape[1], -1)
         x = x.gather(1, in_tail[..., None].expand(-1, -1, x.shape[2]))
         heard = sound.gather(1, place.clamp(0, longest - 1)[..., None].expand(-1, -1, sound.shape[2]))
         x = torch.where((place < first)[..., None], heard.to(x.dtype), x)
-        x = torch.cat((self.net.embed(before).expand(batch, -1, -1), x[:, len(before) :]), 1)
+        x = torch.cat((self.net.embed_tokens(before).expand(batch, -1, -1), x[:, len(before) :]), 1)
         positions = torch.arange(length, device=sound.device).repeat(batch)
         out = self.net(x.flatten(0, 1), positions, Causal(batch)).view(batch, length, -1)
         wanted = len(before) + first + after.shape[1] - 1 + torch.arange(written.shape[1] + 1, device=sound.device)
