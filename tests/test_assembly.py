@@ -14,11 +14,14 @@ from safetensors.torch import load_file, save_file
 
 from aura_omni import assembly
 from aura_omni.assembly import assemble
+from aura_omni.config import Options, load
 from aura_omni.engine.loader import Checkpoint
 from aura_omni.engine.memory import StageNeeds, plan_pages
 from aura_omni.engine.runner import LEAST_KNOWN_ROWS
 from aura_omni.errors import CheckpointError, ConfigError, DoesNotFit
 from aura_omni.models.qwen3 import Decoder, DecoderConfig
+from aura_omni.nano.published import TRUE
+from aura_omni.nano.random_family import write_family
 from aura_omni.stages.aura import AuraStage
 from tests.family import config, family, running
 
@@ -43,17 +46,26 @@ def test_following_the_advice_of_a_refusal_works():
     assert assemble(config(talker={"gpu_memory_utilization": advised})).speech is not None
 
 
-def test_the_published_sizes_fit_one_141_gb_card_with_the_published_fractions():
-    gib = 2**30
-    stages = [
-        # weights, KV bytes per token and longest sequence of the published checkpoints (benchmarks/RESULTS.md)
-        StageNeeds("asr", 0.10, int(3.80 * gib), gib, 114_688, 8_192),
-        StageNeeds("aura", 0.40, int(16.33 * gib), int(1.5 * gib), 147_456, 262_144),
-        StageNeeds("talker", 0.20, int(3.57 * gib), gib, 114_688, 4_096),
-        StageNeeds("code2wav", 0.20, int(0.4 * gib), gib),
-    ]
-    pages = plan_pages(143_771 * 2**20, stages, page_size=16)
-    assert pages["aura"] * 16 >= 262_144
+@pytest.fixture(scope="module")
+def described(tmp_path_factory) -> Path:
+    """Checkpoints of the published sizes, without their weights."""
+    folder = tmp_path_factory.mktemp("described")
+    write_family(folder, sizes=TRUE, kinds=("custom_voice",), weights=False)
+    return folder
+
+
+@pytest.mark.parametrize(("mib", "length"), [(143_771, None), (81_559, 65_536)])
+def test_the_packaged_file_fits_a_card(described, monkeypatch, mib, length):
+    """Of 141 GB as it stands, and of 80 GB with the length that it names."""
+    monkeypatch.setattr(assembly, "_graphs", lambda *_: True)
+    homes = ("asr", "aura", "tts_custom_voice", "tts_custom_voice")
+    overrides = {str(number): {"model": str(described / home)} for number, home in enumerate(homes)}
+    options = Options(deploy_config="aura_omni.yaml", stage_overrides=json.dumps(overrides), max_model_len=length)
+    loaded = load(options, environ={}, platform="cuda")
+    sites = [assembly._site(stage, torch.device("meta")) for stage in loaded.stages]
+    pages = plan_pages(mib * 2**20, [site.needs for site in sites], page_size=16)
+    assert pages["aura"] * 16 >= (length or 262_144)
+    assert pages["talker"] * 16 >= 64 * 1_024  # 80 s of speech in every seat
 
 
 def test_what_graphs_hold_is_part_of_a_stage_s_memory(monkeypatch):

@@ -108,10 +108,12 @@ def test_packaged_files_are_found_by_name_and_load_without_notes_of_their_own(na
 def test_packaged_aura_file_agrees_with_upstreams():
     ours, theirs = loaded(deploy_config="aura_omni"), loaded(deploy_config=AURA)
     for mine, other in zip(ours.stages, theirs.stages, strict=True):
-        # The two differ in how long a transcript may be (ours: as its clip), how the Talker's stop id is known, in its least length, and in fields that say the default.
+        # The two differ in seats, in how long a transcript may be (ours: as its clip), how the Talker's stop id is known, in its least length, and in fields
+        # that say the default.
         sampling = Sampling().merged(other.sampling | {"stop_token_ids": [], "top_k": mine.sampling.get("top_k", 0)})
         assert Sampling().merged(mine.sampling) == sampling
-        assert replace(mine, sampling={}) == replace(other, sampling={})
+        assert replace(mine, sampling={}) == replace(other, sampling={}, max_num_seqs=mine.max_num_seqs)
+        assert mine.max_num_seqs >= 32 > other.max_num_seqs  # many sessions on one GPU
 
 
 # ---------------------------------------------------------------- base_config, platforms, nesting, ${...}
