@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from machine import machine
 from torch import Tensor
-from true_size import Report, machine
+from true_size import Report
 
 from aura_omni import nano
 from aura_omni.engine.attention import PagedKV

@@ -28,8 +28,9 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from machine import machine
 from torch.utils._python_dispatch import TorchDispatchMode
-from true_size import Report, machine
+from true_size import Report
 
 from aura_omni import assembly
 from aura_omni.compiling import compiled_ahead

@@ -34,7 +34,8 @@ from typing import Any
 
 import numpy as np
 from lengths import AURA_TOKENS, WORD, forced, silence
-from true_size import Report, add_eight_bits, in_eight_bits, load_format, machine, memory, stages_of, true_stages, write
+from machine import machine
+from true_size import Report, add_eight_bits, in_eight_bits, load_format, memory, stages_of, true_stages, write
 
 from aura_omni.assembly import PAGE_SIZE
 from aura_omni.bench.playback import listen

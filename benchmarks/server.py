@@ -6,7 +6,7 @@
     python benchmarks/server.py --asr-alone --folder /scratch/true --out results    # nothing but ASR on the device
 
 Random weights know no end, so the server's defaults say how long everything is, whoever asks and by whatever endpoint: ASR
-writes 24 tokens, AURA 48, the Talker 124 frames (9.92 s; `lengths.py`). Each load is one `aura-omni bench`, whose command is in its JSON; `summary.json` has how long the start
+writes 24 tokens, AURA 48, the Talker 124 frames (9.92 s; `lengths.py`). Each load is one `aura-omni bench`, whose command is in its JSON; `summary.json` has the machine, how long the start
 took and which loads failed, `serve.log` what the server said. docs/benchmarks.md explains the figures.
 """
 
@@ -30,6 +30,7 @@ from typing import Any
 
 import httpx
 from lengths import FRAMES, forced, silence
+from machine import machine
 from true_size import add_eight_bits, in_eight_bits, load_format, stages_of, true_stages, write
 
 from aura_omni.nano.random_family import write_family
@@ -85,7 +86,7 @@ def measure(arguments: argparse.Namespace, folder: Path, deploy: str, stages: di
     flags += ["--load-format", load_format(arguments.dummy)]
     summary: dict[str, Any] = {
         "command": shlex.join(["python", *sys.argv]),
-        "date": time.strftime("%Y-%m-%d"),
+        "machine": machine(),
         "serve": shlex.join(["aura-omni", "serve", *flags]),
     }
 

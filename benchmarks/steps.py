@@ -25,7 +25,8 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from features import FEATURES, without
-from true_size import Report, add_eight_bits, machine, memory, true_config, write
+from machine import machine
+from true_size import Report, add_eight_bits, memory, true_config, write
 
 from aura_omni import assembly
 from aura_omni.compiling import compiled_ahead

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import threading
 import time
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from lengths import AURA_TOKENS, FRAMES, forced, silence
+from machine import machine
 
 from aura_omni.config import Config, Options, load
 from aura_omni.config.config import LoadFormat
@@ -234,16 +234,6 @@ def memory() -> dict[str, float]:
         "allocated": round(torch.cuda.memory_allocated() / gib, 2),
         "peak": round(torch.cuda.max_memory_allocated() / gib, 2),
         "reserved": round(torch.cuda.memory_reserved() / gib, 2),
-    }
-
-
-def machine() -> dict[str, str]:
-    here = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{os.cpu_count()} CPU cores"
-    return {
-        "device": here,
-        "torch": torch.__version__,
-        "cuda": str(torch.version.cuda),
-        "date": time.strftime("%Y-%m-%d"),
     }
 
 

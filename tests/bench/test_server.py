@@ -43,6 +43,7 @@ def test_every_answer_has_the_lengths_that_the_server_was_started_with(tmp_path)
     assert (tmp_path / "serve.log").read_text().count("max_tokens 24 of ASR cut a transcript") == 1 + 2 + 2 * (1 + 4)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["failed"] == []
+    assert {"device", "driver", "torch", "commit", "date"} <= summary["machine"].keys()
     assert summary["serve"].count('"quantization": "fp8"') == 2
     assert summary["serve"].count('"kv_cache_dtype": "fp8"') == 1
 
