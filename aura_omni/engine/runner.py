@@ -291,7 +291,14 @@ class ArRunner(Runner):
         return launched
 
     def check_integrity(self) -> None:
+        """Raise AssertionError if a sequence, a page or a piece is lost, doubled or left over."""
         self._scheduler.check_integrity()
+        assert sum(flight.piece for flight in self._flights) <= 1, "a piece is under way behind another"
+        # One that is left over would keep the runner busy with pictures that nobody will ask about.
+        for sequence in self._unprepared:
+            assert sequence.finished is None, f"sequence {sequence.id} has ended and is still prepared"
+            assert sequence.open, f"sequence {sequence.id} has all of its prompt and is still prepared ahead"
+            assert sequence.blocked, f"sequence {sequence.id} is read and prepared ahead as well"
 
     # ------------------------------------------------------------ launch
 

@@ -126,11 +126,9 @@ class TalkerStage(StageModel):
         self.dtype = talker.codec_head.weight.dtype
         self.stop_ids = frozenset({writer.ids.eos})
         self._speaker_encoder = speaker_encoder
-        banned = torch.zeros(talker.config.codec_vocab, dtype=torch.bool, device=self.device)
-        banned[-_RESERVED:] = True
-        banned[writer.ids.eos] = False
-        # To be added to logits: one launch, and masking would be two.
-        self._bans = torch.zeros_like(banned, dtype=self.dtype).masked_fill_(banned, -torch.inf)
+        self._banned = torch.zeros(talker.config.codec_vocab, dtype=torch.bool, device=self.device)
+        self._banned[-_RESERVED:] = True
+        self._banned[writer.ids.eos] = False
 
     @classmethod
     def load(
@@ -305,7 +303,9 @@ class TalkerStage(StageModel):
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [B, H] -> [B, codec vocabulary]; ids that are neither codes nor eos are at -inf."""
-        return self.talker.codec_head(hidden) + self._bans
+        # In place, as the head's output is nobody else's: one launch. Not added, as minus infinity and what is no number would be none.
+        logits: Tensor = self.talker.codec_head(hidden)
+        return logits.masked_fill_(self._banned, -torch.inf)
 
     @torch.no_grad()
     def complete(self, hidden: Tensor, ids: Tensor, draw: Draw, numbers: Tensor) -> tuple[Tensor, Tensor]:

@@ -192,6 +192,36 @@ def test_the_first_code_of_a_frame_and_its_end_are_the_plain_ones(
     assert_same_counts(plain, ours)
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_whatever_the_logit_of_a_banned_id_is_draws_are_the_plain_ones(
+    value: float, temperature: float, dtype: torch.dtype
+) -> None:
+    """It ends nobody while the id is banned, and whoever may draw it."""
+    torch.manual_seed(0)
+    vocabulary, banned = 100, 9
+    takers = takers_of([Sampling(temperature=temperature)] * 6, penalised=True)
+    filters = Filters.of(taker.sampling for taker in takers)
+    seat, step = torch.arange(6), torch.tensor([0, 1, 2, 0, 3, 7])
+    early, table = step < 3, torch.randn(vocabulary, 24)
+    logits = (3 * torch.randn(6, vocabulary)).to(dtype)
+    plain, ours = seats_of(takers, vocabulary)
+    usual, _, _ = plain.chosen(logits, seat, step, filters, filters, constrained=True)
+    logits[:, banned] = value
+    ids, there, _ = plain.chosen(logits, seat, step, filters, filters, constrained=True)
+    assert torch.equal(ids[early], usual[early])
+    assert torch.equal(there, early | (value == -torch.inf))
+    values = torch.where(there, ids, -1)
+    logits, seat, step = (x.to(DEVICE) for x in (logits, seat, step))
+    found = fused_seats.choose(logits, seat, step, ours.tables, constrained=True, top_k=False)
+    assert torch.equal(torch.where(found[1], found[0], -1).cpu(), values)
+    constrained = fused_seats.constrain(logits, seat, step, ours.tables).cpu()
+    assert (constrained[early, banned] == -torch.inf).all()
+    how = {"constrained": True, "random": temperature > 0, "no_id": -1}
+    assert torch.equal(ours.ended(logits, seat, step, table.to(DEVICE), **how)[:, 0].cpu(), values)
+
+
 def test_a_frame_of_codes_becomes_the_sum_of_their_rows() -> None:
     table = torch.randn(3 * 50, 200)
     codes, offsets = torch.randint(0, 50, (4, 3)), torch.tensor([0, 50, 100])

@@ -16,10 +16,14 @@ from tests.slow_lane import SlowLane
 PENALISED = Sampling(max_tokens=8, seed=11, temperature=0.9, repetition_penalty=1.3, presence_penalty=0.3)
 
 
-def settle(runner: ArRunner) -> None:
-    while runner.busy:
+def settle(runner: ArRunner, *, limit: int = 2000) -> None:
+    runner.check_integrity()
+    for _ in range(limit):
+        if not runner.busy:
+            return
         runner.step()
         runner.check_integrity()
+    pytest.fail(f"after {limit} steps the runner is still busy")
 
 
 def calm(request: Request) -> list[int]:
@@ -422,6 +426,63 @@ def test_prompts_of_another_stage_go_before_pieces() -> None:
     assert stage.prepared == [requests[0].sequence]
     runner.abort(requests[0].sequence)
     other.abort(spoken.sequence)
+
+
+@pytest.mark.usefixtures("few")
+def test_a_piece_goes_behind_one_step_of_decoding_and_not_behind_two() -> None:
+    """Who comes then would find three launches in front. Two are under way where pieces had to wait for prompts of another stage."""
+    stage, lane, elsewhere = Pictured(), SlowLane(), SlowLane()
+    other = make_runner(TinyStage(), lane=elsewhere)
+    runner = make_runner(stage, lane=lane, prompts_first=[other])
+    writes, spoken = Request(prompt(9), replace(GREEDY, max_tokens=40)), Request(prompt(9))
+    other.add(spoken.sequence)
+    runner.add(writes.sequence)
+    requests, _ = opened_ones(runner, 2)
+    runner.step()
+    while len(writes.heard) < 5:
+        lane.arrive(1)
+        runner.step()
+    assert not stage.prepared
+    assert [flight.decode for flight in runner._flights] == [True, True]
+    other.abort(spoken.sequence)
+    late = Request(prompt(21, seed=7))
+    opened(late, 14)
+    runner.add(late.sequence)  # news, for which the runner looks again
+    assert not runner.launch()
+    assert not stage.prepared
+    lane.arrive(1)
+    runner.step()
+    assert [flight.piece for flight in runner._flights] == [False, True]
+    assert stage.prepared == [requests[0].sequence]
+    for request in (writes, late, *requests):
+        runner.abort(request.sequence)
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("decoding", [False, True])
+def test_news_while_a_piece_is_under_way_launch_no_other(decoding: bool) -> None:
+    stage, lane = Pictured(), SlowLane()
+    runner = make_runner(stage, lane=lane)
+    writes = Request(prompt(9), replace(GREEDY, max_tokens=40))
+    if decoding:
+        runner.add(writes.sequence)
+        runner.step()
+        lane.arrive(1)
+        runner.step()
+    opened_ones(runner, 3)
+    while not stage.prepared:
+        lane.arrive(1)
+        runner.step()
+    if decoding:
+        lane.arrive(1)
+        runner.step()
+    before = list(runner._flights)
+    assert [flight.piece for flight in before] == [True, False][: 1 + decoding]
+    opened_ones(runner, 1)
+    runner.step()
+    runner.check_integrity()
+    assert list(runner._flights) == before
+    assert len(stage.prepared) == 1
 
 
 @pytest.mark.usefixtures("few")

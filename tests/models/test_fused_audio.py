@@ -99,17 +99,22 @@ def test_places_of_windows_are_inside_where_a_clip_has_rows(frames: int, monkeyp
     assert torch.equal(taken[0].flatten(), wanted)
 
 
+def hears(window_frames: int, dtype: torch.dtype = torch.float32) -> AudioEncoder:
+    torch.manual_seed(0)
+    config = EncoderConfig(16, 2, 32, 2, 64, 8, 24, 100, window_frames)
+    encoder = AudioEncoder(config).to(DEVICE, dtype).requires_grad_(False)
+    for part in encoder.modules():
+        if isinstance(part, Prepared):
+            part.prepare()
+    return encoder
+
+
 @PRECISION
 @pytest.mark.parametrize("heard", [(800, 300), (1_600, 1_111)])
 def test_an_encoder_of_kernels_is_the_encoder_as_written(
     dtype: torch.dtype, limit: float, heard: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch.manual_seed(0)
-    config = EncoderConfig(16, 2, 32, 2, 64, 8, 24, 100, 800)
-    encoder = AudioEncoder(config).to(DEVICE, dtype).requires_grad_(False)
-    for part in encoder.modules():
-        if isinstance(part, Prepared):
-            part.prepare()
+    encoder = hears(800, dtype)
     lengths = torch.tensor([160 * frames + 7 for frames in heard], device=DEVICE)
     waves = torch.randn(2, 160 * (heard[0] + 1), device=DEVICE)
     with torch.enable_grad():
@@ -117,5 +122,45 @@ def test_an_encoder_of_kernels_is_the_encoder_as_written(
     for module in (layers, qwen3_asr):
         monkeypatch.setattr(module, "fusible", lambda x: True)
     found = encoder.heard(waves, lengths)
-    for one, other, count in zip(found, plain, config.tokens_of(lengths // 160).tolist(), strict=True):
+    for one, other, count in zip(found, plain, encoder.config.tokens_of(lengths // 160).tolist(), strict=True):
         assert_close(one[:count], other[:count], 5 * limit)
+
+
+SECOND = 16_000
+# Of windows of so many frames: samples around the least that is heard, a chunk, a window, and two of them.
+BORDERS = {
+    200: [
+        (400, 401, 560),
+        (SECOND - 160, SECOND - 1),
+        (SECOND, SECOND + 1, SECOND + 160),
+        (2 * SECOND - 160, 2 * SECOND - 1, 2 * SECOND, 2 * SECOND + 1),
+        (2 * SECOND + 160, 4 * SECOND - 160, 4 * SECOND - 1, 4 * SECOND),
+    ],
+    800: [(8 * SECOND - 1, 8 * SECOND), (8 * SECOND + 160,)],
+}
+
+
+@pytest.mark.parametrize(("window", "samples"), [(window, some) for window, rows in BORDERS.items() for some in rows])
+def test_sound_that_ends_at_a_border_is_heard_by_kernels_as_written(
+    window: int, samples: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As written each clip is alone and no longer than it is; by kernels they are together, with noise behind their ends."""
+    encoder = hears(window)
+    config, lengths = encoder.config, torch.tensor(samples, device=DEVICE)
+    windows = -(-(max(samples) // 160) // window) if min(samples) >= SECOND else 0
+    waves = torch.randn(len(samples), 160 * (windows * window + 1) if windows else max(samples), device=DEVICE)
+    for wave, count in zip(waves, samples, strict=True):
+        wave[: count // 2] = 0  # as low as the loudest lets it be
+        wave[count - 40 : count] *= 100  # what is mirrored at the end is heard
+    with torch.enable_grad():
+        plain = [encoder([encoder.log_mel(wave[:count])])[0] for wave, count in zip(waves, samples, strict=True)]
+    for module in (layers, qwen3_asr):
+        monkeypatch.setattr(module, "fusible", lambda x: True)
+    if windows:
+        found = list(encoder.heard(waves, lengths))
+    else:
+        mels = encoder.log_mels(waves, lengths)
+        found = encoder([mel[:, : count // 160] for mel, count in zip(mels, samples, strict=True)])
+    for one, other, count in zip(found, plain, samples, strict=True):
+        assert len(other) == config.tokens(count)
+        assert_close(one[: len(other)], other, 1e-4)

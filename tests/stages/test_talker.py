@@ -15,6 +15,7 @@ import torch
 
 from aura_omni.engine.loader import Checkpoint
 from aura_omni.engine.sampler import Draw, pick
+from aura_omni.engine.seats import sound
 from aura_omni.errors import BadRequest, CheckpointError
 from aura_omni.flow import Audio, Sampling, Voice
 from aura_omni.media.noise import swelling_noise
@@ -347,6 +348,28 @@ def test_only_codes_and_the_end_can_be_drawn(pair: Callable[..., Pair]) -> None:
     assert logits.dtype == torch.float32
     assert allowed[:, :2048].all()  # code 0 too, as in the reference
     assert allowed[:, 2048:].nonzero()[:, 1].tolist() == [2150 - 2048] * 2
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_whatever_the_logit_of_a_banned_id_is_draws_are_the_same(
+    pair: Callable[..., Pair], value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that can never be drawn ends nobody; one that can does."""
+    stage = pair("custom_voice").stage
+    hidden, plain = torch.randn(2, stage.decoder_config.hidden), stage.talker.codec_head.forward
+    expected = stage.logits(hidden)
+
+    def head(at: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda x: plain(x).index_fill(1, torch.tensor([at]), value)
+
+    for banned in (2048, 3071):
+        monkeypatch.setattr(stage.talker.codec_head, "forward", head(banned))
+        found = stage.logits(hidden)
+        assert torch.equal(found, expected)
+        assert sound(found).all()
+    for allowed in (0, 2150):
+        monkeypatch.setattr(stage.talker.codec_head, "forward", head(allowed))
+        assert bool(sound(stage.logits(hidden)).any()) == (value == -torch.inf)
 
 
 @pytest.mark.parametrize("rows_per_step", [2, 1000])
