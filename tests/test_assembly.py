@@ -19,7 +19,9 @@ from aura_omni.engine.loader import Checkpoint
 from aura_omni.engine.memory import StageNeeds, plan_pages
 from aura_omni.engine.runner import LEAST_KNOWN_ROWS
 from aura_omni.errors import CheckpointError, ConfigError, DoesNotFit
+from aura_omni.models import fp8
 from aura_omni.models.qwen3 import Decoder, DecoderConfig
+from aura_omni.models.weights import Linear
 from aura_omni.nano.published import TRUE
 from aura_omni.nano.random_family import write_family
 from aura_omni.stages.aura import AuraStage
@@ -122,6 +124,23 @@ def test_keys_and_values_in_eight_bits_are_of_more_rows():
     kv = runner._compute._kv
     held = sum(x.numel() * x.element_size() for x in (kv.keys, kv.values, kv.scales))
     assert held == (runner.counters.pages + 1) * 16 * eight.needs.kv_bytes_per_token
+
+
+def test_weights_and_keys_in_eight_bits_go_together():
+    def site(**given: object):
+        return assembly._site(next(stage for stage in config(asr=given).stages if stage.name == "asr"))
+
+    weights, keys = {"quantization": "fp8"}, {"kv_cache_dtype": "fp8"}
+    both = site(**weights, **keys)
+    assert both.needs.weight_bytes == site(**weights).needs.weight_bytes
+    assert both.needs.kv_bytes_per_token == site(**keys).needs.kv_bytes_per_token
+    runner = assemble(config(asr={**weights, **keys})).ar_runners["asr"]
+    kv = runner._compute._kv
+    assert (kv.keys.dtype, kv.values.dtype) == (fp8.FP8, fp8.FP8)
+    matrices = [part for part in runner._model.decoder.modules() if isinstance(part, Linear)]
+    assert {part.weight.dtype for part in matrices} == {fp8.FP8}
+    held = sum(x.numel() * x.element_size() for x in (kv.keys, kv.values, kv.scales))
+    assert held == (runner.counters.pages + 1) * 16 * both.needs.kv_bytes_per_token
 
 
 def test_an_8b_model_s_cache_holds_almost_twice_the_rows_in_eight_bits():
