@@ -34,10 +34,18 @@ from tests.family import Listener, ask, clip, config, recording, running, spoken
         (spoken(voice=Voice(instruct="a " * 1_500)), PromptTooLong, "1,023"),
         (spoken(voice=Voice(instruct="calm " * 500_000)), PromptTooLong, "at least .* tokens"),
         (spoken(system_prompt="x" * 3_000_000), PromptTooLong, "at least .* tokens"),
-        (spoken(sampling={"aura": {"stop_token_ids": [*range(600)], "min_tokens": 5}}), BadRequest, "stop_token_ids"),
+        (
+            spoken(sampling={"aura": {"stop_token_ids": [*range(600)], "min_tokens": 5}}),
+            BadRequest,
+            "stop_token_ids has 600 ids",
+        ),
         (spoken(sampling={"talker": {"stop_token_ids": [*range(3000)]}}), BadRequest, "stop_token_ids"),
         (spoken(sampling={"talker": {"stop_token_ids": [*range(2048)]}}), BadRequest, "stop_token_ids"),
-        (spoken(sampling={"asr": {"stop_token_ids": [*range(600)], "min_tokens": 1}}), BadRequest, "stop_token_ids"),
+        (
+            spoken(sampling={"asr": {"stop_token_ids": [*range(600)], "min_tokens": 1}}),
+            BadRequest,
+            "stop_token_ids has 600 ids",
+        ),
         (spoken(sampling={"talker": {"stop": ["."]}}), BadRequest, r"^talker\.stop is given to the Talker"),
         (
             spoken(sampling={"aura": {"logit_bias": {10**6: 1.0}}}),

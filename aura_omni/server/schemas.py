@@ -125,7 +125,7 @@ class Url(Body):
 
 class InputAudio(Body):
     data: str
-    format: str | None = None  # not trusted: the bytes say what they are
+    format: str | None = Field(None, description=f"{', '.join(RECORDING_FORMATS)}; the bytes say what they are")
 
     @field_validator("format")
     @classmethod
