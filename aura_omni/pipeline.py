@@ -277,9 +277,10 @@ class _Planner:
 
     def _check_least(self, name: StageName, request: TurnRequest, sampling: Sampling) -> None:
         """A request's least number of tokens is not above the most that its stage may make, whoever set that."""
-        least, most, most_name = request.sampling.get(name, {}).get("min_tokens"), sampling.max_tokens, "max_tokens"
+        asked = request.sampling.get(name, {})
+        least, most, most_name = asked.get("min_tokens"), sampling.max_tokens, "max_tokens"
         longest = request.voice.max_frames if name == "talker" else None
-        if longest is not None and (longest < most or "max_tokens" not in request.sampling["talker"]):
+        if longest is not None and (longest < most or asked.get("max_tokens") is None):
             most, most_name = longest, "max_frames"
         if least is not None and least > most:
             raise BadRequest(

@@ -97,6 +97,21 @@ def test_what_is_wrong_is_refused_before_the_engine(pipeline, request_, error, w
     assert [runner.counters.steps for runner in pipeline.parts.ar_runners.values()] == before
 
 
+def test_a_budget_of_frames_above_that_of_the_deploy_file_is_the_budget(pipeline):
+    least = pipeline.config.stage("talker").sampling.get("max_tokens", 4096) + 1
+    for asked, refused in (({}, False), ({"min_tokens": least}, False), ({"min_tokens": least + 1}, True)):
+        request = spoken(voice=Voice(max_frames=least), sampling={"talker": asked} if asked else {})
+        if refused:
+            with pytest.raises(
+                BadRequest, match=f"^talker.min_tokens is {least + 1}, more than max_frames, which is {least}"
+            ):
+                pipeline.submit(request, Listener())
+        else:
+            listener = Listener()
+            pipeline.submit(request, listener).cancel()
+            listener.wait()
+
+
 def test_a_broken_listener_harms_nobody_else(pipeline):
     def broken(event):
         raise RuntimeError("this listener is broken")

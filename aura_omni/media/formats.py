@@ -17,23 +17,9 @@ RECORDING_FORMATS = (
     "ac3", "pcm", "pcm16", "pcm24",
 )  # fmt: skip
 _OTHER_NAMES = {
-    "wave",
-    "vnd.wave",
-    "mpeg",
-    "mpga",
-    "mp4a-latm",
-    "oga",
-    "vorbis",
-    "aif",
-    "aifc",
-    "mp2",
-    "3gpp",
-    "ms-wma",
-    "mka",
-    "matroska",
-    "quicktime",
-    "basic",
-}
+    "wave", "vnd.wave", "mpeg", "mpga", "mp2", "mp4a-latm", "oga", "vorbis", "aif", "aifc", "3gpp", "ms-wma", "mka", "matroska",
+    "quicktime", "basic",
+}  # fmt: skip
 _SUFFIXES = {"ogg": "opus", "raw": "pcm16"}
 
 

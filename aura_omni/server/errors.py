@@ -72,9 +72,8 @@ def bad_request(invalid: ValidationError) -> BadRequest:
     problems = invalid.errors(include_url=False)
     problem = problems[0]
     path = _path(problem["loc"])
-    if isinstance(
-        problem["input"], dict
-    ):  # of a field that may be a text or an object this is an object: what is wrong with that?
+    # An object where a text or an object may be: what is wrong with it as an object
+    if isinstance(problem["input"], dict):
         inside = re.compile(re.escape(path) + r"($|[.\[])")
         problem = next((other for other in problems[1:] if inside.match(_path(other["loc"]))), problem)
         path = _path(problem["loc"])

@@ -382,11 +382,20 @@ MEDIA_FIELDS = frozenset(
 )
 
 
+_KINDS: Mapping[type, str] = {list: "a list", str: "a string", bool: "true or false", type(None): "null"}
+
+
+def wrong_type(form: str, *, given: str, wanted: str) -> str:
+    """Why a body with this Content-Type is not read."""
+    said = f"is {shown(given)}" if given else "is not given"
+    return f"the body must be {form}, and its Content-Type {said}; send the header 'Content-Type: {wanted}'"
+
+
 async def read_body(request: Request, kind: type[B]) -> B:
     """The JSON body of a request. Raises BadRequest with the path to the first problem, TooLarge from the limit."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
-        raise BadRequest("the body must be JSON; send the header 'Content-Type: application/json'")
+        raise BadRequest(wrong_type("JSON", given=media_type, wanted="application/json"))
     body = await request.body()
     if len(body) > LARGE_BODY_BYTES:  # others are answered meanwhile
         return await asyncio.to_thread(_read, kind, body)
@@ -451,7 +460,7 @@ def _characters(node: Any) -> Iterator[int]:
 def checked(kind: type[B], data: Any) -> B:
     """A body from parsed JSON. Raises BadRequest with the path to the first problem."""
     if not isinstance(data, dict):
-        raise BadRequest("the body must be a JSON object")
+        raise BadRequest(f"the body is {_KINDS.get(type(data), 'a number')}; it must be a JSON object")
     _check_counts(data.get("messages"))
     try:
         return kind.model_validate(data)

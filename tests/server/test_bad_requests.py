@@ -294,7 +294,7 @@ def test_the_official_client_raises_its_own_classes(url: str) -> None:
         (b"nothing", "line 1, column 2 has 'othing' after 'n'"),
         (b'{"a": 1}' * 200_000, "beyond line 1, column 9"),
         (b"{", "not JSON"),
-        (b"[]", "JSON object"),
+        (b"[]", "the body is a list; it must be a JSON object"),
         (b'"x"', "JSON object"),
         (b'{"messages": [], "temperature": NaN}', "not JSON"),
         (b"[" * 202, "more than 201 levels"),
@@ -311,7 +311,12 @@ def test_a_body_that_is_not_a_json_object_is_refused(url: str, body: bytes, phra
 def test_the_content_type_must_be_json(url: str) -> None:
     body = json.dumps({"messages": HELLO}).encode()
     response = httpx.post(f"{url}/v1/chat/completions", content=body)
-    assert "Content-Type" in assert_error(response, 400)["message"]
+    way_out = "send the header 'Content-Type: application/json'"
+    assert (
+        assert_error(response, 400)["message"] == f"the body must be JSON, and its Content-Type is not given; {way_out}"
+    )
+    response = httpx.post(f"{url}/v1/chat/completions", content=body, headers={"content-type": "text/plain"})
+    assert f"its Content-Type is 'text/plain'; {way_out}" in assert_error(response, 400)["message"]
     with_charset = {"content-type": "application/json; charset=utf-8"}
     assert httpx.post(f"{url}/v1/chat/completions", content=body, headers=with_charset).status_code == 200
 
