@@ -25,14 +25,17 @@ AuraError                     500  internal_error
     └── CodeOutOfRange        500  code_out_of_range      Code2Wav was handed a code that no codebook has
 
 A message names the value, the limit and the way out. `param` names the part of the request, for example
-`messages[0].content[1].audio_url`.
+`messages[0].content[1].audio_url`. Fields that a message names are written `field_name("ref_audio")`: whoever took the request says
+by `name_fields` what they are called in it.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -44,9 +47,18 @@ class AuraError(Exception):
     type: str = "server_error"
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
+        self._marked = message
+        self.message = _FIELD.sub(r"\1", message)
+        super().__init__(self.message)
         self.param = param
+
+    def name_fields(self, names: Mapping[str, str]) -> None:
+        """Call fields, in the message and in param, as a request does; what `names` lacks is called so there too."""
+        self._marked = _FIELD.sub(lambda found: field_name(names.get(found[1], found[1])), self._marked)
+        self.message = _FIELD.sub(r"\1", self._marked)
+        self.args = (self.message,)
+        if self.param is not None:
+            self.param = names.get(self.param, self.param)
 
 
 class BadRequest(AuraError):
@@ -140,13 +152,38 @@ class CodeOutOfRange(EngineError):
 # ---------------------------------------------------------------- words of messages
 
 
+def field_name(name: str) -> str:
+    """The name of a field in a message, which a request may spell differently. Its marks are characters that `shown` never has."""
+    return f"\x02{name}\x03"
+
+
+_FIELD = re.compile("\x02([^\x02\x03]*)\x03")
+
+
+@contextmanager
+def fields_named(names: Mapping[str, str]) -> Iterator[None]:
+    """What is refused meanwhile is refused by these names of its fields."""
+    try:
+        yield
+    except BadRequest as error:
+        error.name_fields(names)
+        raise
+
+
 def shown(value: Any) -> str:
-    """repr of a value for a message, at most 80 characters: what was given may be megabytes, the limit must stay visible."""
+    """A value for a message, as Python and JSON write it (true, false and null as JSON does), at most 80 characters: what was given may
+    be megabytes, the limit must stay visible."""
     text = _SHORT.repr(value)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 20]}...{text[-17:]}"
 
 
 class _Short(reprlib.Repr):
+    def repr_bool(self, x: bool, level: int) -> str:
+        return "true" if x else "false"
+
+    def repr_NoneType(self, x: None, level: int) -> str:
+        return "null"
+
     def repr_int(self, x: int, level: int) -> str:
         return (
             repr(x) if x.bit_length() < 256 else f"<a number of {x.bit_length():,} bits>"

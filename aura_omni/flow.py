@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from aura_omni.errors import AuraError, BadRequest, shown
+from aura_omni.errors import AuraError, BadRequest, field_name, shown
 
 SPEECH_RATE = 16_000  # Hz, what ASR hears
 VOICE_RATE = 24_000  # Hz, what Code2Wav speaks
@@ -179,8 +179,10 @@ def checked_sampling(changes: Mapping[str, Any]) -> dict[str, Any]:
         if name in _LIMITS:
             kind, low, high = _LIMITS[name]
             if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:
+                number = "a whole number" if kind is int else "a number"
                 raise BadRequest(
-                    f"{name} is {shown(value)}; it must be a number from {_plain(low)} to {_plain(high)}", param=name
+                    f"{field_name(name)} is {shown(value)}; it must be {number} from {_plain(low)} to {_plain(high)}",
+                    param=name,
                 )
             clean[name] = value
         elif name == "stop":
@@ -191,7 +193,7 @@ def checked_sampling(changes: Mapping[str, Any]) -> dict[str, Any]:
             clean[name] = _checked_bias(value)
         elif name == "ignore_eos":
             if not isinstance(value, bool):
-                raise BadRequest(f"ignore_eos is {shown(value)}; it must be true or false", param=name)
+                raise BadRequest(f"{field_name(name)} is {shown(value)}; it must be true or false", param=name)
             clean[name] = value
         else:
             raise BadRequest(f"{shown(name)} is not a sampling field of this server", param=name[:60])
@@ -206,21 +208,25 @@ def _plain(limit: float) -> str:
 def _checked_stop(value: Any) -> tuple[str, ...]:
     texts = value if isinstance(value, list | tuple) else (value,)
     if len(texts) > _MOST_STOPS:
-        raise BadRequest(f"stop has {len(texts):,} strings; at most {_MOST_STOPS}", param="stop")
+        raise BadRequest(f"{field_name('stop')} has {len(texts):,} strings; at most {_MOST_STOPS}", param="stop")
     if not all(isinstance(text, str) and text for text in texts):
-        raise BadRequest(f"stop is {shown(value)}; it must be a non-empty string or a list of them", param="stop")
+        raise BadRequest(
+            f"{field_name('stop')} is {shown(value)}; it must be a non-empty string or a list of them", param="stop"
+        )
     longest = max(map(len, texts), default=0)
     if longest > _LONGEST_STOP:
-        raise BadRequest(f"a stop string has {longest:,} characters; at most {_LONGEST_STOP}", param="stop")
+        raise BadRequest(
+            f"a string of {field_name('stop')} has {longest:,} characters; at most {_LONGEST_STOP}", param="stop"
+        )
     return tuple(texts)
 
 
 def _checked_stop_tokens(value: Any) -> tuple[int, ...]:
     name = "stop_token_ids"
     if isinstance(value, list | tuple) and len(value) > _MOST_STOP_TOKENS:
-        raise BadRequest(f"{name} has {len(value):,} ids; at most {_MOST_STOP_TOKENS}", param=name)
+        raise BadRequest(f"{field_name(name)} has {len(value):,} ids; at most {_MOST_STOP_TOKENS}", param=name)
     if not isinstance(value, list | tuple) or not all(type(token) is int for token in value):
-        raise BadRequest(f"{name} is {shown(value)}; it must be a list of token ids", param=name)
+        raise BadRequest(f"{field_name(name)} is {shown(value)}; it must be a list of token ids", param=name)
     _check_token_ids(value, name)
     return tuple(value)
 
@@ -228,22 +234,28 @@ def _checked_stop_tokens(value: Any) -> tuple[int, ...]:
 def _checked_bias(value: Any) -> dict[int, float]:
     name = "logit_bias"
     if isinstance(value, Mapping) and len(value) > _MOST_BIASES:
-        raise BadRequest(f"{name} has {len(value):,} entries; at most {_MOST_BIASES:,}", param=name)
+        raise BadRequest(f"{field_name(name)} has {len(value):,} entries; at most {_MOST_BIASES:,}", param=name)
     try:
         bias = {int(token): float(weight) for token, weight in value.items()}
     except (AttributeError, TypeError, ValueError, OverflowError):
-        raise BadRequest(f"{name} is {shown(value)}; it must map token ids to numbers", param=name) from None
+        raise BadRequest(
+            f"{field_name(name)} is {shown(value)}; it must map token ids to numbers", param=name
+        ) from None
     _check_token_ids(bias, name)
     for token, weight in bias.items():
         if not -100 <= weight <= 100:
-            raise BadRequest(f"{name} of token {token} is {weight:g}; weights must be from -100 to 100", param=name)
+            raise BadRequest(
+                f"{field_name(name)} of token {token} is {weight:g}; weights must be from -100 to 100", param=name
+            )
     return bias
 
 
 def _check_token_ids(tokens: Iterable[int], name: str) -> None:
     for token in tokens:
         if not 0 <= token < _TOKEN_IDS:
-            raise BadRequest(f"{name} has the token id {shown(token)}; ids are from 0 to {_TOKEN_IDS - 1}", param=name)
+            raise BadRequest(
+                f"{field_name(name)} has the token id {shown(token)}; ids are from 0 to {_TOKEN_IDS - 1}", param=name
+            )
 
 
 StageName = Literal["asr", "aura", "talker", "code2wav"]

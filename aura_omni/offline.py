@@ -7,14 +7,14 @@ import argparse
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from tqdm import tqdm
 
 from aura_omni.assembly import checkpoint_of
 from aura_omni.config import Config, narrowed
-from aura_omni.errors import AuraError, BadRequest
+from aura_omni.errors import AuraError, BadRequest, fields_named
 from aura_omni.flow import (
     SILENT_TEXT,
     VOICE_RATE,
@@ -44,8 +44,14 @@ _SUFFIXES: dict[TranscriptFormat, str] = {
     "srt": ".srt",
     "vtt": ".vtt",
 }
+# What the pipeline calls a part of a turn, by the flag that gives it
+_FLAGS: Mapping[str, str] = {
+    "speaker": "--voice", "language": "--language", "instruct": "--instruct", "ref_audio": "--ref-audio",
+    "ref_text": "--ref-text", "x_vector_only": "no --ref-text", "system_prompt": "--system-prompt",
+}  # fmt: skip
 
 
+@fields_named(_FLAGS)
 def say(arguments: argparse.Namespace, config: Config) -> int:
     text = _text(arguments.text)
     if not text.strip():
@@ -62,6 +68,7 @@ def say(arguments: argparse.Namespace, config: Config) -> int:
     return 0
 
 
+@fields_named(_FLAGS)
 def transcribe(arguments: argparse.Namespace, config: Config) -> int:
     """1 when any file could not be written down; the others are."""
     if arguments.language is not None and arguments.language.strip().lower() != "auto":
@@ -81,6 +88,7 @@ def transcribe(arguments: argparse.Namespace, config: Config) -> int:
             except AuraError as error:
                 if error.status >= 500:
                     raise
+                error.name_fields(_FLAGS)
                 _complain(f"{file}: {error.message}")
                 status = 1
                 continue
@@ -92,6 +100,7 @@ def transcribe(arguments: argparse.Namespace, config: Config) -> int:
     return status
 
 
+@fields_named(_FLAGS)
 def chat(arguments: argparse.Namespace, config: Config) -> int:
     text = _text(arguments.text)
     media = [*arguments.audio, *arguments.video, *arguments.image]

@@ -25,8 +25,9 @@ from aura_omni.coming import Pictures
 from aura_omni.config import Config, Options, load_here
 from aura_omni.counters import Counters
 from aura_omni.engine.engine import Bystander, Engine
-from aura_omni.errors import BadRequest, ConfigError, PromptTooLong, Unavailable
+from aura_omni.errors import BadRequest, ConfigError, PromptTooLong, Unavailable, field_name, fields_named
 from aura_omni.flow import (
+    STAGES,
     VOICE_RATE,
     Audio,
     Coming,
@@ -41,6 +42,7 @@ from aura_omni.flow import (
     Video,
     Voice,
     VoiceTask,
+    checked_sampling,
     unreported,
     why_mute,
 )
@@ -58,6 +60,11 @@ from aura_omni.stages.voices import Speaking
 from aura_omni.turn import Turn
 from aura_omni.warm_up import warm_up
 from aura_omni.work import Sink
+
+# What a sampling field of a stage is called where a request has them by stage
+_OF_STAGE: Mapping[StageName, Mapping[str, str]] = {
+    stage: {item.name: f"{stage}.{item.name}" for item in fields(Sampling)} for stage in STAGES
+}
 
 
 class Pipeline(Asking):
@@ -222,8 +229,11 @@ class _Planner:
         self._check_parts(request)
         if self.parts.aura is None:
             self._refuse_what_does_nothing(request)
-        for name in self.parts.ar_runners:
-            self._check_sampling(name, sampling[name])
+        for name in self._stages:
+            with fields_named(_OF_STAGE[name]):
+                self._check_sampling(name, sampling[name])
+                if name != "asr" or self._longest_transcript(request) is not None:
+                    self._check_least(name, request, sampling[name])
         speaking = self._speaking(request)
         prompt = None if request.coming else self._prompt(request, request.messages, sampling)
         body = self._body(request, speaking)
@@ -258,9 +268,26 @@ class _Planner:
     def _check_sampling(self, name: StageName, sampling: Sampling) -> None:
         if name == "talker":
             if sampling.stop:
-                raise BadRequest("stop is given to the Talker, which writes no text; leave it out", param="stop")
+                raise BadRequest(
+                    f"{field_name('stop')} is given to the Talker, which writes no text; leave it out", param="stop"
+                )
             sampling = TalkerStage.bounded(sampling)
-        self.parts.ar_runners[name].check(1, sampling)
+        if name in self.parts.ar_runners:
+            self.parts.ar_runners[name].check(1, sampling)
+
+    def _check_least(self, name: StageName, request: TurnRequest, sampling: Sampling) -> None:
+        """A request's least number of tokens is not above the most that its stage may make, whoever set that."""
+        asked = request.sampling.get(name, {})
+        least, most, most_name = asked.get("min_tokens"), sampling.max_tokens, "max_tokens"
+        longest = request.voice.max_frames if name == "talker" else None
+        if longest is not None and (longest < most or asked.get("max_tokens") is None):
+            most, most_name = longest, "max_frames"
+        if least is not None and least > most:
+            raise BadRequest(
+                f"{field_name('min_tokens')} is {least}, more than {field_name(most_name)}, which is {most}; set it to {most} at "
+                f"most, or raise {field_name(most_name)}",
+                param="min_tokens",
+            )
 
     def _check_parts(self, request: TurnRequest) -> None:
         messages = request.messages
@@ -284,13 +311,15 @@ class _Planner:
         if before:
             raise BadRequest(f"a {before[0].role} message before the last one has no effect {named}", param="messages")
         if request.system_prompt is not None:
-            raise BadRequest(f"a system prompt has no effect {named}", param="system_prompt")
+            raise BadRequest(f"{field_name('system_prompt')} has no effect {named}", param="system_prompt")
         if request.voice.pass_token_ids:
-            raise BadRequest(f"pass_token_ids has no effect {named}", param="pass_token_ids")
+            raise BadRequest(f"{field_name('pass_token_ids')} has no effect {named}", param="pass_token_ids")
         if self.parts.speech is None:
             for option in fields(Voice):
                 if option.name != "language" and getattr(request.voice, option.name) != option.default:
-                    raise BadRequest(f"{option.name} has no effect {named.replace('AURA', 'voice')}", param=option.name)
+                    raise BadRequest(
+                        f"{field_name(option.name)} has no effect {named.replace('AURA', 'voice')}", param=option.name
+                    )
 
     # ------------------------------------------------------------ what each stage will be given
 
@@ -299,9 +328,7 @@ class _Planner:
     ) -> tuple[tuple[Listening, ...], ...]:
         if self.parts.asr is None:
             return ()
-        asr, drawn = self.parts.asr, sampling["asr"]
-        given = {**self.config.stage("asr").sampling, **request.sampling.get("asr", {})}
-        fixed = drawn.max_tokens if given.get("max_tokens") is not None else None
+        asr, drawn, fixed = self.parts.asr, sampling["asr"], self._longest_transcript(request)
         context, language = "", None
         if self.parts.aura is None:
             context = "\n".join(text for message in request.messages if (text := text_of(message)))
@@ -312,6 +339,8 @@ class _Planner:
             prompt = asr.prompt(part, context=context, language=language)
             budget = replace(drawn, max_tokens=fixed or asr.answer_tokens(part))
             self.parts.ar_runners["asr"].check(len(prompt.tokens), budget)
+            with fields_named(_OF_STAGE["asr"]):
+                self._check_least("asr", request, budget)
             return Listening(prompt, budget)
 
         clips = [part for message in request.messages for part in message.parts if isinstance(part, Audio)]
@@ -321,6 +350,11 @@ class _Planner:
             else ()
             for clip in clips
         )
+
+    def _longest_transcript(self, request: TurnRequest) -> int | None:
+        """None: as its recording asks for."""
+        given = {**self.config.stage("asr").sampling, **request.sampling.get("asr", {})}
+        return given.get("max_tokens")
 
     def _prompt(
         self, request: TurnRequest, messages: tuple[Message, ...], sampling: Mapping[StageName, Sampling]
@@ -359,7 +393,7 @@ class _Planner:
         voice, aura = request.voice, self.parts.aura
         if voice.pass_token_ids and aura and not aura.tokenizer.agrees_with(self.parts.speech.talker.writer.tokenizer):
             raise BadRequest(
-                "pass_token_ids hands AURA's token ids to the Talker, to which they mean other words: the vocabularies of this "
+                f"{field_name('pass_token_ids')} hands AURA's token ids to the Talker, to which they mean other words: the vocabularies of this "
                 "server's two checkpoints differ. Leave it out: the Talker gets the text then",
                 param="pass_token_ids",
             )
@@ -382,7 +416,8 @@ class _Planner:
         given = request.voice.normalize
         if given and request.voice.pass_token_ids:
             raise BadRequest(
-                "normalize is true, but the token ids that pass_token_ids hands on are spoken as they are; give one of them",
+                f"{field_name('normalize')} is true, but the token ids that {field_name('pass_token_ids')} hands on are spoken as they are; "
+                "give one of them",
                 param="normalize",
             )
         return self.config.speech.normalize if given is None else given
@@ -411,6 +446,7 @@ class _Planner:
             try:
                 if stage.name in self.parts.ar_runners:
                     self._check_sampling(stage.name, self._sampling(stage.name, {}))
+                    _check_file(checked_sampling(stage.sampling))
             except BadRequest as error:
                 raise ConfigError(f"{where}: default_sampling_params: {error.message}") from error
             try:
@@ -426,3 +462,10 @@ class _Planner:
             self.parts.ar_runners["aura"].check(len(prompt.tokens), Sampling())
         if name == "talker":
             self.parts.ar_runners["talker"].check(LEAST_PREFILL, Sampling())
+
+
+def _check_file(given: Mapping[str, Any]) -> None:
+    """Of a deploy file: where it sets both, the least number of tokens is not above the most."""
+    least, most = given.get("min_tokens", 0), given.get("max_tokens")
+    if most is not None and least > most:
+        raise BadRequest(f"min_tokens is {least}, more than max_tokens, which is {most}; lower one, or raise the other")

@@ -1,9 +1,9 @@
 """What eight bits change: a stage with `quantization: fp8`, or `kv_cache_dtype: fp8`, beside the same stage without, on the same inputs.
 
-    PYTHONPATH=. python benchmarks/agreement.py --out agreement.json                       # nano, the trained checkpoints of the package
-    PYTHONPATH=. python benchmarks/agreement.py --out it.json --what kv                    # of keys and values
-    PYTHONPATH=. python benchmarks/agreement.py --out it.json --aura FOLDER --stages aura  # any checkpoint of the published layout
-    PYTHONPATH=. python benchmarks/agreement.py --out it.json --random /tmp/described      # published dimensions, weights made up
+    python benchmarks/agreement.py --out agreement.json                       # nano, the trained checkpoints of the package
+    python benchmarks/agreement.py --out it.json --what kv                    # of keys and values
+    python benchmarks/agreement.py --out it.json --aura FOLDER --stages aura  # any checkpoint of the published layout
+    python benchmarks/agreement.py --out it.json --random /tmp/described      # published dimensions, weights made up
 
 AURA is asked about pictures, ASR hears recordings: those that nano is tested with. Both read the right answer, whatever they would
 say themselves, so at each place of it both say what they expect next, after the same words. `same`: share of places where both hold the same
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,6 +38,9 @@ from aura_omni.nano.published import TRUE
 from aura_omni.nano.random_family import write_family
 from aura_omni.stages.asr import SAMPLING, AsrStage
 from aura_omni.stages.aura import AuraStage
+
+sys.path.insert(1, str(Path(__file__).parents[1]))  # the tests are not installed
+
 from tests.nano.shown import CASES, seen
 
 STAGES = ("asr", "aura")

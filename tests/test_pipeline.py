@@ -34,12 +34,56 @@ from tests.family import Listener, ask, clip, config, recording, running, spoken
         (spoken(voice=Voice(instruct="a " * 1_500)), PromptTooLong, "1,023"),
         (spoken(voice=Voice(instruct="calm " * 500_000)), PromptTooLong, "at least .* tokens"),
         (spoken(system_prompt="x" * 3_000_000), PromptTooLong, "at least .* tokens"),
-        (spoken(sampling={"aura": {"stop_token_ids": [*range(600)], "min_tokens": 5}}), BadRequest, "stop_token_ids"),
+        (
+            spoken(sampling={"aura": {"stop_token_ids": [*range(600)], "min_tokens": 5}}),
+            BadRequest,
+            "stop_token_ids has 600 ids",
+        ),
         (spoken(sampling={"talker": {"stop_token_ids": [*range(3000)]}}), BadRequest, "stop_token_ids"),
         (spoken(sampling={"talker": {"stop_token_ids": [*range(2048)]}}), BadRequest, "stop_token_ids"),
-        (spoken(sampling={"asr": {"stop_token_ids": [*range(600)], "min_tokens": 1}}), BadRequest, "stop_token_ids"),
-        (spoken(sampling={"talker": {"stop": ["."]}}), BadRequest, "stop is given to the Talker"),
-        (spoken(sampling={"aura": {"logit_bias": {10**6: 1.0}}}), BadRequest, "logit_bias names token 1000000"),
+        (
+            spoken(sampling={"asr": {"stop_token_ids": [*range(600)], "min_tokens": 1}}),
+            BadRequest,
+            "stop_token_ids has 600 ids",
+        ),
+        (spoken(sampling={"talker": {"stop": ["."]}}), BadRequest, r"^talker\.stop is given to the Talker"),
+        (
+            spoken(sampling={"aura": {"logit_bias": {10**6: 1.0}}}),
+            BadRequest,
+            r"^aura\.logit_bias has the token id 1000000; this model's ids are from 0 to",
+        ),
+        (
+            spoken(sampling={"aura": {"stop_token_ids": [10**6]}}),
+            BadRequest,
+            r"^aura\.stop_token_ids has the token id 1000000",
+        ),
+        (
+            spoken(sampling={"talker": {"stop_token_ids": [3072]}}),
+            BadRequest,
+            r"^talker\.stop_token_ids has the .* 3072; .* to 3071",
+        ),
+        (
+            spoken(sampling={"aura": {"min_tokens": 10, "max_tokens": 5}}),
+            BadRequest,
+            r"^aura\.min_tokens is 10, more than aura\.max_tokens, which is 5; set it to 5 at most, or raise aura\.max_tokens$",
+        ),
+        (
+            spoken(sampling={"aura": {"min_tokens": 5000}}),
+            BadRequest,
+            r"^aura\.min_tokens is 5000, more than aura\.max_tokens",
+        ),
+        (spoken(sampling={"asr": {"min_tokens": 10, "max_tokens": 5}}), BadRequest, r"^asr\.min_tokens is 10"),
+        (spoken(recording(), sampling={"asr": {"min_tokens": 5000}}), BadRequest, r"^asr\.min_tokens is 5000"),
+        (
+            spoken(sampling={"code2wav": {"min_tokens": 10, "max_tokens": 5}}),
+            BadRequest,
+            r"^code2wav\.min_tokens is 10",
+        ),
+        (
+            spoken(sampling={"talker": {"min_tokens": 10}}, voice=Voice(max_frames=5)),
+            BadRequest,
+            r"^talker\.min_tokens is 10, more than max_frames, which is 5; set it to 5 at most, or raise max_frames$",
+        ),
         (spoken(Video(np.zeros((1, 10, 4000, 3), np.uint8), (0.0,), 2.0, b"thin")), BadMedia, "aspect ratio"),
         (TurnRequest((Message("assistant", (Text("hello"),)),)), BadRequest, "last message"),
         (TurnRequest(()), BadRequest, "last message"),
@@ -51,6 +95,21 @@ def test_what_is_wrong_is_refused_before_the_engine(pipeline, request_, error, w
     with pytest.raises(error, match=words):
         pipeline.submit(request_, lambda event: pytest.fail("an event of a refused turn"))
     assert [runner.counters.steps for runner in pipeline.parts.ar_runners.values()] == before
+
+
+def test_a_budget_of_frames_above_that_of_the_deploy_file_is_the_budget(pipeline):
+    least = pipeline.config.stage("talker").sampling.get("max_tokens", 4096) + 1
+    for asked, refused in (({}, False), ({"min_tokens": least}, False), ({"min_tokens": least + 1}, True)):
+        request = spoken(voice=Voice(max_frames=least), sampling={"talker": asked} if asked else {})
+        if refused:
+            with pytest.raises(
+                BadRequest, match=f"^talker.min_tokens is {least + 1}, more than max_frames, which is {least}"
+            ):
+                pipeline.submit(request, Listener())
+        else:
+            listener = Listener()
+            pipeline.submit(request, listener).cancel()
+            listener.wait()
 
 
 def test_a_broken_listener_harms_nobody_else(pipeline):
@@ -148,7 +207,7 @@ def test_a_part_of_a_turn_refuses_what_it_does_not_use(pipeline):
         (TurnRequest((Message("user", (recording(),)),), part="speech"), "part 'speech'.*send text"),
         (TurnRequest((Message("user", (Text("Hello"),)),), part="transcript"), "audio part"),
         (TurnRequest((Message("user", (recording(), clip())),), part="transcript"), "does not see"),
-        (speech_of("Hello", system_prompt="Be brief."), "system prompt"),
+        (speech_of("Hello", system_prompt="Be brief."), "system_prompt has no effect"),
         (TurnRequest((Message("user", (recording(),)),), part="transcript", voice=Voice(speaker="ryan")), "speaker"),
     ]:
         with pytest.raises(BadRequest, match=words):
@@ -169,6 +228,11 @@ def test_cancelling_a_part_frees_everything(pipeline):
         ("aura", {"default_sampling_params": {"logit_bias": {"100000": 1.0}}}, r"stage 1 \(aura\).*logit_bias"),
         ("talker", {"default_sampling_params": {"stop": ["."]}}, r"stage 2 \(talker\).*stop"),
         ("talker", {"default_sampling_params": {"stop_token_ids": list(range(3000))}}, r"stop_token_ids"),
+        (
+            "aura",
+            {"default_sampling_params": {"min_tokens": 9, "max_tokens": 8}},
+            r"stage 1 \(aura\).*: min_tokens is 9, more",
+        ),
         ("aura", {"max_model_len": 40}, r"stage 1 \(aura\): max_model_len is too small"),
         ("asr", {"max_model_len": 40}, r"stage 0 \(asr\): max_model_len is too small"),
         ("talker", {"max_model_len": 6}, r"stage 2 \(talker\): max_model_len is too small"),

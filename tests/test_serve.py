@@ -216,7 +216,7 @@ def voice(**keys) -> dict:
         ("hello", voice(tts_volume=3), "tts_volume", "additional_information.tts_volume"),
         ("hello " * 20_000, {}, "tokens", "messages"),
         ("hello", {"temperature": -1}, "temperature", "temperature"),
-        ("hello", {"n": 2}, "n is not", "n"),
+        ("hello", {"n": 2}, "n is 2; only 1 is served", "n"),
         (
             "hello",
             {"extra_body": {"sampling_params_list": [{"temperature": "hot"}]}},

@@ -127,7 +127,7 @@ def test_a_language_is_forced_on_asr(hearing):
         (["sound"], {"voice": Voice(speaker="ryan")}, "speaker"),
         (["sound"], {"voice": Voice(max_frames=4)}, "max_frames"),
         (["sound"], {"voice": Voice(pass_token_ids=True)}, "pass_token_ids"),
-        (["sound"], {"system_prompt": "Be brief."}, "system prompt"),
+        (["sound"], {"system_prompt": "Be brief."}, "system_prompt"),
         (["text"], {}, "needs an audio part"),
         (["sound", "text"], {}, "needs an audio part"),
         (["sound", "sound"], {}, "before the last one"),

@@ -107,7 +107,7 @@ def test_speech_alone_speaks_the_last_message():
         said = Message("user", (Text("Hello"),))
         for wrong, words in [
             (TurnRequest((said,), voice=Voice(pass_token_ids=True)), "pass_token_ids"),
-            (TurnRequest((said,), system_prompt="Be brief."), "system prompt"),
+            (TurnRequest((said,), system_prompt="Be brief."), "system_prompt"),
             (TurnRequest((Message("system", (Text("Be brief."),)), said)), "system message"),
             (TurnRequest((said, Message("assistant", (Text("Hello?"),)), said)), "user message"),
             (TurnRequest((said,), sampling={"talker": {"stop": ["."]}}), "stop"),

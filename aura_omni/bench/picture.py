@@ -5,6 +5,7 @@ draw(json.loads(Path("turn.json").read_text()), Path("turn.png"))
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,8 +59,9 @@ def draw(report: Mapping[str, Any], path: Path) -> None:
 
 
 def _title(report: Mapping[str, Any]) -> str:
-    command = str(report.get("command", ""))
-    return f"{command if len(command) <= 120 else command[:119] + '…'}\n{report.get('date', '')}, {report.get('client', '')}"
+    """The command whole, but one of more than four lines."""
+    command = textwrap.wrap(str(report.get("command", "")), 140, break_on_hyphens=False, max_lines=4, placeholder=" …")
+    return "\n".join([*command, f"{report.get('date', '')}, {report.get('client', '')}"])
 
 
 def _times(axes: Axes, runs: Runs) -> None:
@@ -94,7 +96,7 @@ def _times(axes: Axes, runs: Runs) -> None:
     _loads(axes, runs, remarks=True)
     axes.grid(visible=True, axis="y", which="both", alpha=0.25)
     if shown:
-        axes.legend(fontsize=8, ncols=len(shown), loc="upper center", bbox_to_anchor=(0.5, -0.1), frameon=False)
+        _legend_below(axes)
 
 
 def _flows(axes: Axes, runs: Runs) -> None:
@@ -106,7 +108,7 @@ def _flows(axes: Axes, runs: Runs) -> None:
     axes.set_title("seconds of sound in a second", fontsize=10)
     _loads(axes, runs)
     if shown:
-        axes.legend(fontsize=8)
+        _legend_below(axes)
 
 
 def _requests(axes: Axes, runs: Runs) -> None:
@@ -122,7 +124,7 @@ def _of_stages(axes: Axes, runs: Runs, name: str, title: str, written: Callable[
         _bars(axes, values, number, len(shown), stage, colour, written)
     axes.set_title(title, fontsize=10)
     _loads(axes, runs)
-    axes.legend(fontsize=8)
+    _legend_below(axes)
 
 
 def _bars(
@@ -137,8 +139,27 @@ def _bars(
     """One of `of` bars at each load."""
     at = [place + _beside(number, of) for place in range(len(values))]
     bars = axes.bar(at, values, width=0.8 / of, color=colour, label=label)
-    axes.bar_label(bars, [written(value) if value else "" for value in values], fontsize=7, padding=1)
+    axes.bar_label(
+        bars,
+        [written(value) if value else "" for value in values],
+        fontsize=7 if of * len(values) <= 12 else 5.5,
+        padding=1,
+    )
     axes.margins(y=0.12)
+
+
+def _legend_below(axes: Axes) -> None:
+    """Inside it would lie on something: there is no telling where."""
+    names = len(axes.get_legend_handles_labels()[1])
+    axes.legend(
+        fontsize=8,
+        ncols=names,
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.1),
+        frameon=False,
+        columnspacing=1,
+        handlelength=1.2,
+    )
 
 
 def _beside(number: int, of: int) -> float:

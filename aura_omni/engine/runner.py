@@ -32,7 +32,7 @@ from aura_omni.engine.scheduler import Scheduler
 from aura_omni.engine.sequence import Batch, FinishReason, Sequence
 from aura_omni.engine.stage_model import Runner, StageModel
 from aura_omni.engine.steps import JOINED_SIZES, NO_ID, PREFILL_SIZES, Steps
-from aura_omni.errors import AuraError, BadRequest, EngineError
+from aura_omni.errors import AuraError, BadRequest, EngineError, field_name
 from aura_omni.flow import Sampling
 
 logger = logging.getLogger(__name__)
@@ -205,17 +205,19 @@ class ArRunner(Runner):
     def check(self, prompt_length: int, sampling: Sampling) -> None:
         """Raises PromptTooLong or BadRequest for what no server of this kind would ever take. From any thread."""
         self._scheduler.check_length(prompt_length)
-        unknown = [token for token in sampling.logit_bias if not 0 <= token < self._compute.vocabulary]
-        if unknown:
-            raise BadRequest(
-                f"logit_bias names token {unknown[0]}; this model's ids are 0 to {self._compute.vocabulary - 1}",
-                param="logit_bias",
-            )
+        for name, tokens in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
+            unknown = [token for token in tokens if not 0 <= token < self._compute.vocabulary]
+            if unknown:
+                raise BadRequest(
+                    f"{field_name(name)} has the token id {unknown[0]}; this model's ids are from 0 to {self._compute.vocabulary - 1}",
+                    param=name,
+                )
         stops = self._model.stop_ids.union(sampling.stop_token_ids)
         if sampling.min_tokens > 0 and len(stops) >= len(self._compute.drawable) and stops >= self._compute.drawable:
             raise BadRequest(
-                f"min_tokens is {sampling.min_tokens} and stop_token_ids are {len(sampling.stop_token_ids)} ids, all that this "
-                f"model can say: until then nothing could be chosen. Leave some of its {len(self._compute.drawable)} ids, or set min_tokens 0.",
+                f"{field_name('min_tokens')} is {sampling.min_tokens} and {field_name('stop_token_ids')} are {len(sampling.stop_token_ids):,} ids, "
+                f"all that this model can say: until then nothing could be chosen. Leave some of its {len(self._compute.drawable):,} "
+                f"ids, or set {field_name('min_tokens')} 0.",
                 param="stop_token_ids",
             )
 

@@ -56,10 +56,10 @@ def decode_audio(
         count += len(piece)
         if count > max_s * rate:
             way_out = f"cut it, or raise {max_s_key} in the deploy file" if max_s_key else "cut it"
-            raise BadMedia(f"the sound lasts longer than {max_s:g} s; {way_out}", param=param)
+            raise BadMedia(f"the sound lasts longer than {max_s:,g} s; {way_out}", param=param)
         if count > MAX_SAMPLES:
             raise BadMedia(
-                f"the sound has more than {MAX_SAMPLES:,} samples, {MAX_SAMPLES / rate:,.0f} s at {rate} Hz; cut it, "
+                f"the sound has more than {MAX_SAMPLES:,} samples, {MAX_SAMPLES / rate:,.0f} s at {rate:,} Hz; cut it, "
                 "or send it at a lower rate",
                 param=param,
             )
@@ -115,14 +115,14 @@ def check_finite(samples: np.ndarray, *, param: str | None = None) -> None:
     """Raises BadMedia when a sample is no number."""
     if not np.isfinite(samples).all():
         bad = int(np.count_nonzero(~np.isfinite(samples)))
-        raise BadMedia(f"{bad} of {len(samples)} samples are NaN or infinite; send finite audio", param=param)
+        raise BadMedia(f"{bad:,} of {len(samples):,} samples are NaN or infinite; send finite audio", param=param)
 
 
 def _checked_rate(rate: int, before: int, *, param: str | None) -> int:
     if before and rate != before:
-        raise BadMedia(f"the sample rate changes from {before} to {rate} Hz inside the file; use one", param=param)
+        raise BadMedia(f"the sample rate changes from {before:,} to {rate:,} Hz inside the file; use one", param=param)
     if not MIN_RATE <= rate <= MAX_RATE:
-        raise BadMedia(f"the sample rate is {rate} Hz; it must be from {MIN_RATE} to {MAX_RATE}", param=param)
+        raise BadMedia(f"the sample rate is {rate:,} Hz; it must be from {MIN_RATE:,} to {MAX_RATE:,}", param=param)
     return rate
 
 

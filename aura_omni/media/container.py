@@ -49,7 +49,7 @@ def opened(data: bytes | BinaryIO, *, param: str | None) -> Iterator[InputContai
         container = av.open(file, "r", options=_OPENING, metadata_errors="replace")
     except FFmpegError:
         raise BadMedia(
-            f"no audio or video file in these {size} bytes: the header is missing, damaged or of an unknown "
+            f"no audio or video file in these {size:,} bytes: the header is missing, damaged or of an unknown "
             "format, or nothing follows it; send a whole file, for example WAV, MP3, M4A, WebM or MP4",
             param=param,
         ) from None
@@ -110,6 +110,6 @@ def _frames(
             yield frame
     if damaged > good:
         raise BadMedia(
-            f"{damaged} of {good + damaged} packets of the {stream.type} track do not decode: the file is damaged",
+            f"{damaged:,} of {good + damaged:,} packets of the {stream.type} track do not decode: the file is damaged",
             param=param,
         )

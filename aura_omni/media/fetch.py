@@ -22,6 +22,7 @@ import ipaddress
 import os
 import socket
 import stat
+import string
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -30,13 +31,14 @@ from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
 import httpx
 
-from aura_omni.errors import BadMedia, Forbidden, TooLarge
+from aura_omni.errors import BadMedia, Forbidden, TooLarge, shown
 from aura_omni.flow import MediaLimits
 
 MAX_REDIRECTS = 5
 _READ_BYTES = 65_536
 _URL_SAFE = bytes.maketrans(b"-_", b"+/")
 _SPACE = b"\t\n\r "
+_ALPHABET = string.ascii_letters.encode() + b"0123456789+/="
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -90,9 +92,11 @@ def decode_base64(text: str, policy: MediaPolicy, *, param: str | None = None) -
             return base64.b64decode(payload, validate=True)
     raw = unquote_to_bytes(payload) if "%" in payload else payload.encode("ascii", "replace")
     raw = raw.translate(_URL_SAFE, _SPACE)
+    if raw.translate(None, _ALPHABET):
+        raise _no_base64(text, param)
     if len(raw) % 4:
         raise BadMedia(
-            f"the base64 text has {len(raw)} characters, not a multiple of 4: it is cut off or lacks '=' padding",
+            f"the base64 text has {len(raw):,} characters, not a multiple of 4: it is cut off or lacks '=' padding",
             param=param,
         )
     if not raw:
@@ -103,12 +107,20 @@ def decode_base64(text: str, policy: MediaPolicy, *, param: str | None = None) -
     try:
         return base64.b64decode(raw, validate=True)
     except binascii.Error:
-        raise BadMedia("the text is not base64", param=param) from None
+        raise _no_base64(text, param) from None
+
+
+def _no_base64(text: str, param: str | None) -> BadMedia:
+    if text[:5].lower() == "data:":
+        return BadMedia("what follows the comma of the data: URL is not base64", param=param)
+    return BadMedia(
+        f"{shown(text)} is neither a data:, http(s): or file: URL nor base64; send one of them", param=param
+    )
 
 
 def _too_large(size: int, policy: MediaPolicy, param: str | None) -> TooLarge:
     return TooLarge(
-        f"the medium has {size} bytes, more than the limit of {policy.max_bytes}; send a shorter or more "
+        f"the medium has {size:,} bytes, more than the limit of {policy.max_bytes:,}; send a shorter or more "
         "compressed one, or raise media.max_bytes in the deploy file",
         param=param,
     )
@@ -296,7 +308,7 @@ async def _body(response: httpx.Response, target: httpx.URL, policy: MediaPolicy
         async for piece in response.aiter_raw(_READ_BYTES):
             data += piece
             if len(data) > policy.max_bytes:
-                raise TooLarge(f"{target.host} sends more than the limit of {policy.max_bytes} bytes", param=param)
+                raise TooLarge(f"{target.host} sends more than the limit of {policy.max_bytes:,} bytes", param=param)
     except httpx.TransportError:
-        raise BadMedia(f"the connection to {target.host} broke after {len(data)} bytes", param=param) from None
+        raise BadMedia(f"the connection to {target.host} broke after {len(data):,} bytes", param=param) from None
     return bytes(data)

@@ -52,7 +52,7 @@ def decode_image(data: bytes, *, max_pixels: int, budget: Budget | None = None, 
         image = Image.open(io.BytesIO(data), formats=formats)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise BadMedia(
-            f"the picture has far more pixels than the limit of {max_pixels}; send a smaller one", param=param
+            f"the picture has far more pixels than the limit of {max_pixels:,}; send a smaller one", param=param
         ) from None
     except _UNREADABLE:
         raise BadMedia(
@@ -62,7 +62,7 @@ def decode_image(data: bytes, *, max_pixels: int, budget: Budget | None = None, 
         width, height = image.size
         if width * height > max_pixels:
             raise BadMedia(
-                f"the picture has {width} x {height} = {width * height} pixels, more than the limit of {max_pixels}; "
+                f"the picture has {width} x {height} = {width * height:,} pixels, more than the limit of {max_pixels:,}; "
                 "send a smaller one, or raise media.max_pixels in the deploy file",
                 param=param,
             )

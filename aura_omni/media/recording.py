@@ -73,7 +73,7 @@ class Recording:
             self.duration_s = count / rate
             if self.duration_s > max_s:
                 raise BadMedia(
-                    f"the recording lasts longer than {max_s:g} s; cut it, or raise media.max_recording_s in the deploy file",
+                    f"the recording lasts longer than {max_s:,g} s; cut it, or raise media.max_recording_s in the deploy file",
                     param=param,
                 )
             if len(rest) + waiting < LONGEST_S * rate:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from aura_omni.errors import BadVoice
+from aura_omni.errors import BadVoice, field_name
 
 # Speech has 3 to 8 syllables a second; these refuse only what is no transcript, pauses and slips of counting included.
 _LEAST_SYLLABLES_PER_S, _MOST_SYLLABLES_PER_S = 0.5, 15
 _SPARE_S, _SPARE_SYLLABLES = 4, 4
 
 
-def check_transcript(text: str, duration_s: float, *, recording: str = "ref_audio", way_out: str) -> None:
+def check_transcript(text: str, duration_s: float, *, recording: str = field_name("ref_audio"), way_out: str) -> None:
     """A Talker that is to continue a recording with a transcript of something else says anything but its text.
 
     recording: what a request calls it. Raises BadVoice, with both numbers or for a text without a word.
     """
     if not any(map(str.isalnum, text)):
         raise BadVoice(
-            f"ref_text has no letter or digit in it; send the exact transcript of {recording}, or {way_out}",
+            f"{field_name('ref_text')} has no letter or digit in it; send the exact transcript of {recording}, or {way_out}",
             param="ref_text",
         )
     syllables = _syllables(text)
@@ -28,7 +28,7 @@ def check_transcript(text: str, duration_s: float, *, recording: str = "ref_audi
         )  # never as long as what fits
         limit = f"at most {most} fit into it" if syllables > most else f"at most {longest_s:.0f} s of sound fit to them"
         raise BadVoice(
-            f"ref_text is not what is said in {recording}: it has about {syllables} syllables, the recording {shown_s:.1f} s; "
+            f"{field_name('ref_text')} is not what is said in {recording}: it has about {syllables} syllables, the recording {shown_s:.1f} s; "
             f"{limit}. Send its exact transcript, or {way_out}",
             param="ref_text",
         )

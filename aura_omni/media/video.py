@@ -96,7 +96,7 @@ def _track(container: InputContainer, max_pixels: int, *, param: str | None) -> 
 def _check_size(width: int, height: int, max_pixels: int, *, param: str | None) -> None:
     if width * height > max_pixels:
         raise BadMedia(
-            f"a frame has {width} x {height} = {width * height} pixels, more than the limit of {max_pixels}; "
+            f"a frame has {width} x {height} = {width * height:,} pixels, more than the limit of {max_pixels:,}; "
             "send a smaller video, or raise media.max_pixels in the deploy file",
             param=param,
         )
@@ -111,7 +111,7 @@ def _coded(container: InputContainer, stream: VideoStream, *, param: str | None)
         coded.append(packet)
         if packet.size and len(coded) > limit:
             raise BadMedia(
-                f"the video has more than {limit} frames, the most that this server decodes of {size} pixels each; "
+                f"the video has more than {limit:,} frames, the most that this server decodes of {size:,} pixels each; "
                 "send a shorter or smaller clip",
                 param=param,
             )

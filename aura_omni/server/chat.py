@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Send
 
-from aura_omni.errors import AuraError, BadRequest, Unavailable, UnsupportedOption
+from aura_omni.errors import AuraError, BadRequest, Unavailable, UnsupportedOption, fields_named, shown
 from aura_omni.flow import Playback, StageName, TurnRequest, why_mute
 from aura_omni.media.budget import Budget
 from aura_omni.media.formats import audio_format_of
@@ -20,12 +20,12 @@ from aura_omni.server.answer import EVENT_STREAM, WhileConnected, send_whole, se
 from aura_omni.server.completion import Wanted, completion
 from aura_omni.server.errors import error_line, log_failure
 from aura_omni.server.parts import MediaReader
-from aura_omni.server.sampling import stage_sampling
+from aura_omni.server.sampling import sampling_fields, stage_sampling
 from aura_omni.server.schemas import ChatRequest, documented, read_body
 from aura_omni.server.sound import SoundFormat
 from aura_omni.server.stream import ChunkStream
 from aura_omni.server.turns import Pictures, Pipeline
-from aura_omni.server.voice import chat_fields, request_fields_named, voice_request
+from aura_omni.server.voice import chat_fields, voice_request
 
 
 def router(pipeline: Pipeline, media: MediaReader) -> APIRouter:
@@ -41,7 +41,7 @@ def router(pipeline: Pipeline, media: MediaReader) -> APIRouter:
 
         async def work(send: Send) -> None:
             async with turn_request(body, pipeline.stages, wanted, media) as (asked, pictures):
-                with request_fields_named(chat_fields(body)):
+                with fields_named({**chat_fields(body), **sampling_fields(body, pipeline.stages)}):
                     failed = await answer(pipeline, asked, pictures, wanted, send)
             if failed is not None:
                 log_failure(request.scope, failed)
@@ -76,7 +76,9 @@ def _modalities(given: Any, stages: Sequence[StageName]) -> frozenset[str]:
     if given is None:
         return frozenset(possible)
     if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
-        raise BadRequest('modalities must be a list of strings, e.g. ["text", "audio"]', param="modalities")
+        raise BadRequest(
+            f'modalities must be a list of strings, e.g. ["text", "audio"]; it is {shown(given)}', param="modalities"
+        )
     refused = [name[:60] for name in given if name not in possible]
     if "audio" in refused:
         raise UnsupportedOption(why_mute(stages), param="modalities")

@@ -33,6 +33,7 @@ def page(document: Mapping[str, Any]) -> str:
             "</ul>",
             *(part for method, path, operation in found for part in _operation(method, path, operation)),
             "<h2>Answers</h2>",
+            *_headers(document["components"]["headers"]),
             *(part for name, schema in sorted(schemas.items()) for part in _schema(name, schema)),
         ]
     )
@@ -72,6 +73,13 @@ def _operation(method: str, path: str, operation: Mapping[str, Any]) -> Iterator
             for media_type, content in answer["content"].items()
         )
         yield f"<p><b>{status}</b> {escape(answer['description'])}: {kinds}</p>"
+        own = {name: header for name, header in answer["headers"].items() if "$ref" not in header}
+        if own:
+            yield from _headers(own)
+
+
+def _headers(headers: Mapping[str, Any]) -> Iterator[str]:
+    return _table((name, f"header, {_kind(item['schema'])}", item["description"]) for name, item in headers.items())
 
 
 def _schema(name: str, schema: Mapping[str, Any]) -> Iterator[str]:

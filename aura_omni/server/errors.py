@@ -68,10 +68,15 @@ def error_event(error: AuraError) -> bytes:
 
 
 def bad_request(invalid: ValidationError) -> BadRequest:
-    """The first problem of a body, with the path to it; the input itself is not repeated."""
-    problems = invalid.errors(include_url=False, include_input=False)
+    """The first problem of a body, with the path to it."""
+    problems = invalid.errors(include_url=False)
     problem = problems[0]
     path = _path(problem["loc"])
+    # An object where a text or an object may be: what is wrong with it as an object
+    if isinstance(problem["input"], dict):
+        inside = re.compile(re.escape(path) + r"($|[.\[])")
+        problem = next((other for other in problems[1:] if inside.match(_path(other["loc"]))), problem)
+        path = _path(problem["loc"])
     context = problem.get("ctx", {})
     if problem["type"] in ("unknown_field", "unsupported_option"):
         path = f"{path}.{context['field']}" if path else str(context["field"])
@@ -80,12 +85,22 @@ def bad_request(invalid: ValidationError) -> BadRequest:
     if problem["type"] == "missing":
         return BadRequest(f"{path} is required", param=path)
     if problem["type"] == "union_tag_invalid":
-        return BadRequest(f"{path}.type is not served; it must be one of {context['expected_tags']}", param=path)
+        return BadRequest(
+            f"{path}.type is {shown(context['tag'])}; it must be one of {context['expected_tags']}", param=path
+        )
     if problem["type"] == "union_tag_not_found":
         return BadRequest(f"{path}.type is required: what kind of content part is this?", param=path)
     # Of a field that may be several things each is a problem of its own
     wanted = dict.fromkeys(_wanted(other) for other in problems if _path(other["loc"]) == path)
-    return BadRequest(f"{path or 'the body'} must be {' or '.join(wanted)}", param=path or None)
+    if path.rpartition(".")[2] in SHORT_FORMS:
+        wanted = {"a string": None, **wanted}
+    return BadRequest(
+        f"{path or 'the body'} is {shown(problem['input'])}; it must be {' or '.join(wanted)}", param=path or None
+    )
+
+
+# Fields whose values may also be a plain text, which has become the long form before anything else is checked
+SHORT_FORMS = frozenset({"content", "audio_url", "input_audio", "video_url", "image_url"})
 
 
 _WANTED: Mapping[str, str] = {
@@ -93,14 +108,17 @@ _WANTED: Mapping[str, str] = {
     "float_type": "a number", "finite_number": "a number", "list_type": "a list", "dict_type": "an object",
     "model_type": "an object", "model_attributes_type": "an object",
     "too_short": "a list of at least {min_length}", "literal_error": "{expected}", "greater_than_equal": "at least {ge}",
-    "less_than_equal": "at most {le}", "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
 }  # fmt: skip
 
 
 def _wanted(problem: ErrorDetails) -> str:
     """What a value must be, in our words; the rest of the sentence is before it."""
     words = _WANTED.get(problem["type"])
-    return problem["msg"] if words is None else words.format(**problem.get("ctx", {}))
+    limits = {
+        name: f"{limit:g}" if isinstance(limit, float) else limit for name, limit in problem.get("ctx", {}).items()
+    }
+    return problem["msg"] if words is None else words.format(**limits)
 
 
 _UNION = re.compile(

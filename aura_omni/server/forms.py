@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from aura_omni.errors import BadMedia, BadRequest, TooLarge
-from aura_omni.server.schemas import Body, checked
+from aura_omni.server.schemas import Body, checked, wrong_type
 
 B = TypeVar("B", bound=Body)
 
@@ -28,7 +28,7 @@ async def read_form(
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "multipart/form-data":
-        raise BadRequest("the body must be a form with a file; send the header 'Content-Type: multipart/form-data'")
+        raise BadRequest(wrong_type("a form with a file", given=media_type, wanted="multipart/form-data"))
     try:
         form = await request.form(max_files=1, max_fields=_MOST_FIELDS, max_part_size=_LONGEST_FIELD)
     except HTTPException as error:

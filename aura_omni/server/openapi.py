@@ -6,8 +6,8 @@ are described here, and the tests hold both against real ones.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
@@ -339,6 +339,18 @@ _EXAMPLES: Mapping[str, Any] = {
     "/v1/audio/transcriptions": {"file": "question.wav", "response_format": "verbose_json"},
     "/v1/audio/voices": {"audio_sample": "ada.wav", "name": "Ada", "consent": "Ada, on 30 November 2026"},
 }
+_HOW_SPEECH_ENDED = "of a file that is sent whole: how its speech ended, as audio_finish_reason says it elsewhere"
+# Of every answer, of streams, of some failures: name, type, what it says
+_HEADERS = (
+    ("x-request-id", "string", "under which the server logs this request: the caller's x-request-id if it was harmless, or a new one"),
+    ("cache-control", "string", "no-cache, of an event stream"),
+    ("x-accel-buffering", "string", "no, of an event stream: reverse proxies then pass on what comes as it comes"),
+    ("retry-after", "integer", "with 429 and 503: seconds after which to ask again"),
+    ("x-should-retry", "string", "false, with 408 and 504: the same would run into the same limit, so official clients do not repeat it"),
+    ("allow", "string", "with 405: the methods that there are"),
+    ("www-authenticate", "string", "with 401: Bearer"),
+)  # fmt: skip
+_OF_EVENTS = ("cache-control", "x-accel-buffering")
 _NO_KEY = ("/live", "/health", "/ready", "/metrics")
 _TIMED = ("/v1/chat/completions", "/v1/audio/speech", "/v1/audio/transcriptions")
 
@@ -350,7 +362,8 @@ def document(app: FastAPI) -> dict[str, Any]:
         [(answer, "serialization") for answer in _ANSWERS], ref_template="#/components/schemas/{model}"
     )
     schemes = {"key": {"type": "http", "scheme": "bearer", "description": "only where the server was given API keys"}}
-    made["components"] = {"schemas": definitions["$defs"], "securitySchemes": schemes}
+    headers = {name: {"description": about, "schema": {"type": kind}} for name, kind, about in _HEADERS}
+    made["components"] = {"schemas": definitions["$defs"], "headers": headers, "securitySchemes": schemes}
     for path, item in made["paths"].items():
         for method, operation in item.items():
             _complete(method, path, operation)
@@ -369,12 +382,20 @@ def operations(document: Mapping[str, Any]) -> list[tuple[str, str, Mapping[str,
 def _complete(method: str, path: str, operation: dict[str, Any]) -> None:
     contents = _CONTENTS[method, path]
     operation["description"] = _ABOUT[method, path]
-    failed = {"description": "What is wrong and the way out", "content": _json(ErrorAnswer)}
+    failed = {
+        "description": "What is wrong and the way out",
+        "headers": _of_every([name for name, _, _ in _HEADERS if name not in _OF_EVENTS]),
+        "content": _json(ErrorAnswer),
+    }
     operation["responses"] = {"4XX": failed, "5XX": failed}
     if contents:
-        operation["responses"]["200"] = {"description": "Answered", "content": dict(contents)}
+        headers = _of_every(["x-request-id", *(_OF_EVENTS if "text/event-stream" in contents else ())])
+        if path == "/v1/audio/speech":
+            reasons = {"type": "string", "enum": list(get_args(SpeechReason))}
+            headers["x-audio-finish-reason"] = {"description": _HOW_SPEECH_ENDED, "schema": reasons}
+        operation["responses"]["200"] = {"description": "Answered", "headers": headers, "content": dict(contents)}
     if path == "/ready":
-        operation["responses"]["503"] = {"description": "Not ready yet", "content": _json(NotReady)}
+        operation["responses"]["503"] = {**failed, "description": "Not ready yet", "content": _json(NotReady)}
     if path not in _NO_KEY:
         operation["security"] = [{"key": []}, {}]
     if path in _TIMED:
@@ -391,6 +412,10 @@ def _complete(method: str, path: str, operation: dict[str, Any]) -> None:
             body["example"] = _EXAMPLES[path]
         for name, field in body["schema"]["properties"].items():
             field["description"] = NOTES.get(name, IGNORED)
+
+
+def _of_every(names: Sequence[str]) -> dict[str, Any]:
+    return {name: {"$ref": f"#/components/headers/{name}"} for name in names}
 
 
 _DESCRIPTION = """\

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from functools import cache
 from typing import Any
 
-from aura_omni.errors import BadRequest, UnsupportedOption
+from aura_omni.errors import BadRequest, UnsupportedOption, shown
 from aura_omni.flow import Sampling, StageName, checked_sampling
-from aura_omni.server.schemas import ChatRequest, asks_nothing, hint
+from aura_omni.server.schemas import ChatRequest, asks_nothing, hint, why_not_served
 
 _SAMPLING = tuple(field.name for field in fields(Sampling))
 _DIRECT = tuple(name for name in _SAMPLING if name in ChatRequest.model_fields)
@@ -28,6 +29,29 @@ _NOT_SERVED = frozenset({
 def answering_stage(stages: Sequence[StageName]) -> StageName:
     """The stage that OpenAI's fields speak of: the one that writes the answer, or speaks what was written to it."""
     return next(stage for stage in ("aura", "asr", "talker") if stage in stages)
+
+
+@cache
+def _by_stage(stages: Sequence[StageName]) -> Mapping[str, str]:
+    return {
+        f"{stage}.{name}": f"sampling_params_list[{index}].{name}"
+        for index, stage in enumerate(stages)
+        for name in _SAMPLING
+    }
+
+
+def sampling_fields(body: ChatRequest, stages: Sequence[StageName]) -> Mapping[str, str]:
+    """What this body calls the sampling fields of stages, by the pipeline's names of them: "aura.stop"."""
+    answering = answering_stage(stages)
+    entries: Sequence[Mapping[str, Any]] = body.sampling_params_list or ()
+    index = stages.index(answering)
+    of_entry = entries[index] if index < len(entries) else {}
+    direct = {
+        f"{answering}.{name}": name for name in _DIRECT if getattr(body, name) is not None or of_entry.get(name) is None
+    }
+    if body.max_tokens is None and body.max_completion_tokens is not None:
+        direct[f"{answering}.max_tokens"] = "max_completion_tokens"
+    return {**_by_stage(tuple(stages)), **direct}
 
 
 def stage_sampling(body: ChatRequest, stages: Sequence[StageName]) -> dict[StageName, Mapping[str, Any]]:
@@ -54,8 +78,8 @@ def _checked_longest(max_completion_tokens: Any) -> int | None:
     try:
         return checked_sampling({"max_tokens": max_completion_tokens}).get("max_tokens")
     except BadRequest as error:
-        name = "max_completion_tokens"
-        raise BadRequest(error.message.replace("max_tokens", name), param=name) from None
+        error.name_fields({"max_tokens": "max_completion_tokens"})
+        raise
 
 
 def _entries(given: Any, stages: Sequence[StageName]) -> list[Mapping[str, Any]]:
@@ -63,7 +87,7 @@ def _entries(given: Any, stages: Sequence[StageName]) -> list[Mapping[str, Any]]
         return []
     if not isinstance(given, list) or not all(isinstance(entry, dict) for entry in given):
         raise BadRequest(
-            "Invalid sampling params: sampling_params_list must be a list of objects, one for each stage",
+            f"Invalid sampling params: sampling_params_list must be a list of objects, one for each stage; it is {shown(given)}",
             param="sampling_params_list",
         )
     if len(given) > len(stages):
@@ -81,14 +105,17 @@ def _checked_entry(entry: Mapping[str, Any], where: str) -> dict[str, Any]:
             ours[name] = value
         elif name == "detokenize":
             if value is not None and not isinstance(value, bool):
-                raise BadRequest(f"{where}.detokenize must be true or false", param=f"{where}.detokenize")
+                raise BadRequest(
+                    f"{where}.detokenize is {shown(value)}; it must be true or false", param=f"{where}.detokenize"
+                )
         elif name in _NOT_SERVED:
             if not asks_nothing(name, value):
-                raise UnsupportedOption(f"{where}.{name} is not served; leave it out", param=f"{where}.{name}")
+                raise UnsupportedOption(why_not_served(f"{where}.{name}", name, value), param=f"{where}.{name}")
         else:
             meant = hint(name, _SAMPLING)
             raise BadRequest(f"{where}: unknown field {name[:60]!r}{meant}", param=f"{where}.{name[:60]}")
     try:
         return checked_sampling(ours)
     except BadRequest as error:
-        raise BadRequest(f"Invalid sampling params: {error.message}", param=f"{where}.{error.param}") from None
+        error.name_fields({name: f"{where}.{name}" for name in _SAMPLING})
+        raise BadRequest(f"Invalid sampling params: {error.message}", param=error.param) from None

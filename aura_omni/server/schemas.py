@@ -9,15 +9,18 @@ false, empty, or the value in `ASKS_NOTHING`); anything else is refused by name,
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import pydantic_core
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 from starlette.requests import Request
 
-from aura_omni.errors import BadRequest, TooLarge, nearest
+from aura_omni.errors import BadRequest, TooLarge, nearest, shown
+from aura_omni.media.formats import RECORDING_FORMATS, names_a_recording
 from aura_omni.media.speed import MAX_SPEED, MIN_SPEED
 from aura_omni.server.errors import bad_request
 from aura_omni.server.twice import refuse_names_twice
@@ -61,6 +64,14 @@ def asks_nothing(name: str, value: Any) -> bool:
     return any(value == neutral and type(value) is type(neutral) for neutral in ASKS_NOTHING.get(name, ()))
 
 
+def why_not_served(where: str, name: str, value: Any) -> str:
+    """Why a field of this name is refused with this value, and the values that it may have, if there are any."""
+    served = [True] if name in _TRUE_BY_DEFAULT else ASKS_NOTHING.get(name, ())
+    if not served:
+        return f"{where} is not served; leave it out"
+    return f"{where} is {shown(value)}; only {' and '.join(map(json.dumps, served))} {'is' if len(served) == 1 else 'are'} served"
+
+
 class Body(BaseModel):
     """A JSON object whose field names are all known."""
 
@@ -80,7 +91,9 @@ class Body(BaseModel):
             if name in cls.not_served:
                 if asks_nothing(name, value):
                     continue
-                raise PydanticCustomError("unsupported_option", "{field} is not served; leave it out", {"field": name})
+                raise PydanticCustomError(
+                    "unsupported_option", "{why}", {"field": name, "why": why_not_served(name, name, value)}
+                )
             raise PydanticCustomError(
                 "unknown_field",
                 "unknown field '{field}'{hint}",
@@ -112,7 +125,14 @@ class Url(Body):
 
 class InputAudio(Body):
     data: str
-    format: str | None = None  # not trusted: the bytes say what they are
+    format: str | None = Field(None, description=f"{', '.join(RECORDING_FORMATS)}; the bytes say what they are")
+
+    @field_validator("format")
+    @classmethod
+    def _is_known(cls, name: str | None) -> str | None:
+        if name is not None and not names_a_recording(name):
+            raise PydanticCustomError("recording_format", "one of {known}", {"known": ", ".join(RECORDING_FORMATS)})
+        return name
 
 
 class Part(Body):
@@ -303,8 +323,8 @@ class SpeechRequest(Body):
     x_vector_only_mode: bool | None = None
     non_streaming_mode: bool | None = None
     normalize: bool | None = None
-    max_new_tokens: int | None = Field(None, ge=1, lt=2**31)
-    initial_codec_chunk_frames: int | None = Field(None, ge=0, lt=2**31)
+    max_new_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
+    initial_codec_chunk_frames: int | None = Field(None, ge=0, le=2**31 - 1)
     speed: float | None = Field(None, ge=MIN_SPEED, le=MAX_SPEED)
     sample_rate: int | None = None
     seed: Integer = None
@@ -354,17 +374,28 @@ LARGE_BODY_BYTES = 2**20
 MAX_VALUES = 1_000_000  # of a body, about; base64 has no commas
 MAX_CHARACTERS = 4_000_000  # of a body without media, ten times what the longest context could hold
 MAX_MESSAGES = 4_096
+MAX_LEVELS = 201  # of lists and objects in each other; the parser's
+_QUOTED = 20  # bytes on each side of where a body is no JSON
 MAX_PARTS = 1_024  # content parts of all messages
 MEDIA_FIELDS = frozenset(
     {"url", "data", "audio_url", "input_audio", "video_url", "image_url", "tts_ref_audio", "ref_audio"}
 )
 
 
+_KINDS: Mapping[type, str] = {list: "a list", str: "a string", bool: "true or false", type(None): "null"}
+
+
+def wrong_type(form: str, *, given: str, wanted: str) -> str:
+    """Why a body with this Content-Type is not read."""
+    said = f"is {shown(given)}" if given else "is not given"
+    return f"the body must be {form}, and its Content-Type {said}; send the header 'Content-Type: {wanted}'"
+
+
 async def read_body(request: Request, kind: type[B]) -> B:
     """The JSON body of a request. Raises BadRequest with the path to the first problem, TooLarge from the limit."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
-        raise BadRequest("the body must be JSON; send the header 'Content-Type: application/json'")
+        raise BadRequest(wrong_type("JSON", given=media_type, wanted="application/json"))
     body = await request.body()
     if len(body) > LARGE_BODY_BYTES:  # others are answered meanwhile
         return await asyncio.to_thread(_read, kind, body)
@@ -378,13 +409,36 @@ def _read(kind: type[B], body: bytes) -> B:
     try:
         data = pydantic_core.from_json(body, allow_inf_nan=False)
     except ValueError as error:
-        raise BadRequest(f"the body is not JSON: {error}") from None
+        raise BadRequest(_why_no_json(str(error), body)) from None
     refuse_names_twice(body)
     if len(body) > MAX_CHARACTERS:
         characters = sum(_characters(data))
         if characters > MAX_CHARACTERS:
             raise TooLarge(f"the body has {characters:,} characters of text; at most {MAX_CHARACTERS:,}. Send less")
     return checked(kind, data)
+
+
+def _why_no_json(detail: str, body: bytes) -> str:
+    """The parser's words are for its programmer; where it stopped is for everybody."""
+    if not body.strip():
+        return "the body is empty; send a JSON object"
+    if detail.startswith("recursion limit"):
+        return f"the body is JSON of more than {MAX_LEVELS} levels; put fewer lists and objects into each other"
+    found = re.search(r" at line (\d+) column (\d+)", detail)
+    line, column = map(int, found.groups()) if found else (1, 1)
+    if len(body) > LARGE_BODY_BYTES:
+        return f"the body is not JSON beyond line {line:,}, column {column:,}"
+    start = 0
+    for _ in range(line - 1):
+        start = body.index(b"\n", start) + 1
+    at = max(start + column - 1, 0)
+    if detail.startswith("EOF") or not body[at:].strip():
+        return f"the body is not JSON: it ends after {len(body):,} bytes, before it is complete"
+    before, here = (
+        text.decode(errors="replace") for text in (body[max(at - _QUOTED, 0) : at], body[at : at + _QUOTED])
+    )
+    after = f" after {shown(before)}" if before else ""
+    return f"the body is not JSON: line {line:,}, column {column:,} has {shown(here)}{after}"
 
 
 def _characters(node: Any) -> Iterator[int]:
@@ -406,7 +460,7 @@ def _characters(node: Any) -> Iterator[int]:
 def checked(kind: type[B], data: Any) -> B:
     """A body from parsed JSON. Raises BadRequest with the path to the first problem."""
     if not isinstance(data, dict):
-        raise BadRequest("the body must be a JSON object")
+        raise BadRequest(f"the body is {_KINDS.get(type(data), 'a number')}; it must be a JSON object")
     _check_counts(data.get("messages"))
     try:
         return kind.model_validate(data)

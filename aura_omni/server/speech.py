@@ -20,7 +20,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 from starlette.types import Send
 
-from aura_omni.errors import AuraError, BadRequest, EngineError, NotFound, Unavailable, UnsupportedOption
+from aura_omni.errors import AuraError, BadRequest, EngineError, NotFound, Unavailable, UnsupportedOption, fields_named
 from aura_omni.flow import (
     FRAME_SAMPLES,
     VOICE_RATE,
@@ -44,7 +44,7 @@ from aura_omni.server.parts import MediaReader
 from aura_omni.server.schemas import SpeechRequest, documented, read_body
 from aura_omni.server.sound import Piece, SoundFormat, SoundStream, whole_sound
 from aura_omni.server.turns import Pipeline
-from aura_omni.server.voice import request_fields_named, speech_fields, speech_voice
+from aura_omni.server.voice import speech_fields, speech_voice
 
 SILENCE = np.zeros(FRAME_SAMPLES, np.float32)  # what has no speakable word still is a file that plays
 
@@ -76,7 +76,7 @@ def router(pipeline: Pipeline, media: MediaReader) -> APIRouter:
 
         async def work(send: Send) -> None:
             asked = await turn_request(body, wanted, media)
-            with request_fields_named(speech_fields(body)):
+            with fields_named(speech_fields(body)):
                 failed = await _answer(pipeline, asked, wanted, send)
             if failed is not None:
                 log_failure(request.scope, failed)

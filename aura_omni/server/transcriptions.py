@@ -19,7 +19,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 from starlette.types import Send
 
-from aura_omni.errors import BadRequest, NotFound, Unavailable, UnsupportedOption
+from aura_omni.errors import BadRequest, NotFound, Unavailable, UnsupportedOption, fields_named
 from aura_omni.flow import (
     TRANSCRIPT_FORMATS,
     Audio,
@@ -49,7 +49,6 @@ from aura_omni.server.schemas import TranscriptionRequest, documented
 from aura_omni.server.stream import PIECE_CHARACTERS
 from aura_omni.server.transcript import Transcribed
 from aura_omni.server.turns import Pipeline
-from aura_omni.server.voice import request_fields_named
 from aura_omni.transcript_file import transcript_usage, written
 from aura_omni.transcription import Transcription
 
@@ -82,7 +81,7 @@ def router(pipeline: Pipeline, media: MediaReader) -> APIRouter:
         async def work(send: Send) -> None:
             transcribed = Transcribed(pipeline, media, partial(turn_request, body))
             async with closed_after(upload), aclosing(transcribed.events(upload.file)) as events:
-                with request_fields_named(_TURN_FIELDS):
+                with fields_named(_TURN_FIELDS):
                     if body.stream:
                         lines = _Events().lines
                         failed = await stream_events(

@@ -3,14 +3,13 @@ speech request its fields."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from aura_omni.errors import BadRequest, BadVoice, UnsupportedOption
+from aura_omni.errors import BadRequest, BadVoice, UnsupportedOption, shown
 from aura_omni.flow import Voice, VoiceTask
-from aura_omni.server.schemas import ChatRequest, SpeakerId, SpeechRequest, asks_nothing, hint
+from aura_omni.server.schemas import ChatRequest, SpeakerId, SpeechRequest, asks_nothing, hint, why_not_served
 
 _WHERE = "additional_information"
 _SERVED = (
@@ -52,20 +51,6 @@ SPEECH_FIELDS: Mapping[str, str] = {
     "messages": "input", "task": "task_type", "speaker": "voice", "instruct": "instructions",
     "x_vector_only": "x_vector_only_mode", "non_streaming": "non_streaming_mode", "max_frames": "max_new_tokens",
 }  # fmt: skip
-
-
-@contextmanager
-def request_fields_named(names: Mapping[str, str]) -> Iterator[None]:
-    """What the pipeline refuses is refused by the request's own name of it, where that differs; so is what its message begins with."""
-    try:
-        yield
-    except BadRequest as error:
-        ours = error.param or ""
-        error.param = names.get(ours, error.param)
-        if error.message.startswith(f"{ours} ") and ours in names:
-            error.message = names[ours] + error.message.removeprefix(ours)
-            error.args = (error.message,)
-        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +151,7 @@ def _speaker(voice: str | SpeakerId | None) -> str | None:
 def _agreed(spellings: Mapping[str, str | None]) -> str | None:
     said = {where: value for where, value in spellings.items() if value}
     if len(set(said.values())) > 1:
-        places = " and ".join(said)
+        places = " and ".join(f"{where} {shown(value)}" for where, value in said.items())
         raise BadRequest(f"{places} differ; give one of them", param=next(iter(said)))
     return next(iter(said.values()), None)
 
@@ -181,7 +166,7 @@ class _Keys:
                 self._values[name] = value[0] if isinstance(value, list) and len(value) == 1 else value
             elif name in _NOT_SERVED:
                 if not asks_nothing(name, value):
-                    raise UnsupportedOption(f"{_WHERE}.{name} is not served; leave it out", param=f"{_WHERE}.{name}")
+                    raise UnsupportedOption(why_not_served(f"{_WHERE}.{name}", name, value), param=f"{_WHERE}.{name}")
             else:
                 meant = hint(name, _SERVED)
                 raise BadRequest(f"{_WHERE}: unknown key {name[:60]!r}{meant}", param=f"{_WHERE}.{name[:60]}")
@@ -189,7 +174,8 @@ class _Keys:
     def text(self, name: str) -> str | None:
         value = self._values.get(name)
         if value is not None and not isinstance(value, str):
-            raise BadRequest(f"{_WHERE}.{name} must be a string or a list of one", param=f"{_WHERE}.{name}")
+            where = f"{_WHERE}.{name}"
+            raise BadRequest(f"{where} is {shown(value)}; it must be a string or a list of one", param=where)
         return value
 
     def flag(self, name: str) -> bool | None:
@@ -201,13 +187,16 @@ class _Keys:
             return True
         if spelling in _FALSE:
             return False
-        raise BadRequest(f"{_WHERE}.{name} must be true or false", param=f"{_WHERE}.{name}")
+        where = f"{_WHERE}.{name}"
+        raise BadRequest(f"{where} is {shown(value)}; it must be true or false", param=where)
 
     def count(self, name: str, *, least: int = 1) -> int | None:
         value = self._values.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31):
             where = f"{_WHERE}.{name}"
-            raise BadRequest(f"{where} must be a whole number from {least} to {2**31 - 1}", param=where)
+            raise BadRequest(
+                f"{where} is {shown(value)}; it must be a whole number from {least} to {2**31 - 1}", param=where
+            )
         return value
 
     def task(self, name: str) -> VoiceTask | None:
@@ -221,4 +210,4 @@ def _task(value: str | None, where: str) -> VoiceTask | None:
     for task in tasks:
         if task.lower() == value.strip().lower():
             return task
-    raise BadVoice(f"{where} is {value[:60]!r}; it must be one of {', '.join(tasks)}", param=where)
+    raise BadVoice(f"{where} is {shown(value)}; it must be one of {', '.join(tasks)}", param=where)

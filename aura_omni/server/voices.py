@@ -17,7 +17,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from aura_omni.errors import BadMedia, BadRequest, BadVoice, NotFound, Unavailable, UnsupportedOption
+from aura_omni.errors import BadMedia, BadRequest, BadVoice, NotFound, Unavailable, UnsupportedOption, field_name, shown
 from aura_omni.flow import Audio, Event, TurnRequest, Voice, why_mute
 from aura_omni.media.audio import decode_audio
 from aura_omni.media.container import media_type_of
@@ -62,18 +62,21 @@ class Voiced(Around):
         if self.voice_task == "Base" and voice.ref_audio is None:
             names = ", ".join(kept.name for kept in self._store.all()[:20])
             there = f"there are {names}" if names else "none is uploaded yet"
-            raise BadVoice(f"voice {voice.speaker[:60]!r} is unknown; {there}", param="speaker")
+            raise BadVoice(f"{field_name('speaker')} {shown(voice.speaker)} is unknown; {there}", param="speaker")
         return request
 
     def _check_clones(self, voice: Voice, uploaded: UploadedVoice) -> None:
         if self.voice_task != "Base":
             raise BadVoice(
-                f"voice {uploaded.name!r} was uploaded, and this server's Talker ({self.voice_task}) cannot clone it; use "
+                f"{field_name('speaker')} {uploaded.name!r} was uploaded, and this server's Talker ({self.voice_task}) cannot clone it; use "
                 "one of GET /v1/audio/voices, or serve a Base checkpoint",
                 param="speaker",
             )
         if voice.ref_audio is not None:
-            raise BadVoice(f"voice {uploaded.name!r} was uploaded, and ref_audio is given; give one", param="ref_audio")
+            raise BadVoice(
+                f"{field_name('speaker')} {uploaded.name!r} was uploaded, and {field_name('ref_audio')} is given; give one",
+                param="ref_audio",
+            )
 
     def _cloned(self, voice: Voice, uploaded: UploadedVoice) -> Voice:
         ref_text = voice.ref_text or uploaded.ref_text
@@ -102,7 +105,8 @@ def router(pipeline: Pipeline, store: VoiceStore | None) -> APIRouter:
         check_speaks()
         if store is None:
             raise UnsupportedOption(
-                "this server keeps no voices; start it with --custom-voice-dir FOLDER, or send ref_audio with each request"
+                "this server keeps no voices; start it with --custom-voice-dir FOLDER, or send ref_audio with each request to "
+                "/v1/audio/speech"
             )
         return store
 

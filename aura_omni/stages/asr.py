@@ -161,7 +161,7 @@ class AsrStage(StageModel):
         """
         if audio.duration_s > MAX_CLIP_S + SEARCH_S:
             raise BadMedia(
-                f"the audio is {audio.duration_s:.1f} s long; ASR takes {MAX_CLIP_S:g} s at once. Send it in parts"
+                f"the audio is {audio.duration_s:,.1f} s long; ASR takes {MAX_CLIP_S:,g} s at once. Send it in parts"
             )
         forced = None if language is None else language_name(language)
         self.tokenizer.refuse_endless([context], limit=self.max_model_len, way_out="Send less context.")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from aura_omni.errors import BadRequest
+from aura_omni.errors import BadRequest, field_name, shown
 from aura_omni.flow import Transcript
 from aura_omni.spacing import space_between
 from aura_omni.stages.tokenizer import TextTokenizer
@@ -64,7 +64,7 @@ def language_name(value: str) -> str:
     name = _BY_SPELLING.get(spelling) or _BY_SPELLING.get(re.split("[-_]", spelling)[0])
     if name is None:
         raise BadRequest(
-            f"language {value!r} is not one that ASR knows; it must be one of {', '.join(LANGUAGES)}, or its ISO 639 code",
+            f"{field_name('language')} {shown(value)} is not one that ASR knows; it must be one of {', '.join(LANGUAGES)}, or its ISO 639 code",
             param="language",
         )
     return name

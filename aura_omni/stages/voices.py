@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from aura_omni.errors import BadVoice, CheckpointError
+from aura_omni.errors import BadVoice, CheckpointError, field_name, shown
 from aura_omni.flow import VOICE_RATE, Audio, Voice, VoiceTask
 from aura_omni.media.level import may_be_speech
 from aura_omni.media.spoken import check_transcript
@@ -41,7 +41,8 @@ _ISO_LANGUAGES = {
     "pt": "portuguese",
 }
 MAX_REFERENCE_S = 60
-_SOUND_ALONE = "set x_vector_only (in a request x_vector_only_mode) to use only the voice's sound"
+_SOUND_ALONE = f"set {field_name('x_vector_only')} to use only the voice's sound"
+_OF_NANO: Mapping[VoiceTask, str] = {"Base": "nano:tts-base", "CustomVoice": "nano:tts"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +152,19 @@ class Voices:
     def _refuse_fields_of_other_tasks(self, voice: Voice) -> None:
         if voice.task not in (None, self.task):
             raise BadVoice(
-                f"task {voice.task} needs {_LACKS[voice.task]}, which this server's Talker does not have; "
-                f"its task is {self.task}",
+                f"{field_name('task')} is {voice.task}, which needs {_LACKS[voice.task]}; this server's Talker is {self.task}. "
+                f"Leave it out, or {self._serve(voice.task)}",
                 param="task",
             )
         if voice.speaker and self.task != "CustomVoice":
+            instead = (
+                f"send {field_name('ref_audio')}"
+                if self.task == "Base"
+                else f"describe the voice in {field_name('instruct')}"
+            )
             raise BadVoice(
-                f"speaker {voice.speaker!r}: this server's Talker ({self.task}) has no named speakers",
+                f"{field_name('speaker')} is {shown(voice.speaker)}, but this server's Talker ({self.task}) has no named speakers; "
+                f"{instead}, or {self._serve('CustomVoice')}",
                 param="speaker",
             )
         if self.task == "Base":
@@ -169,16 +176,25 @@ class Voices:
         ):
             if given:
                 raise BadVoice(
-                    f"{name} is for task Base; this server's Talker ({self.task}) cannot clone a voice",
+                    f"{field_name(name)} is given, but this server's Talker ({self.task}) cannot clone a voice; leave it out, or "
+                    f"{self._serve('Base')}",
                     param=name,
                 )
+
+    def _serve(self, task: VoiceTask) -> str:
+        """The way out for who needs another kind of checkpoint."""
+        of_nano = f" ({_OF_NANO[task]})" if task in _OF_NANO and self.checkpoint.startswith("nano:") else ""
+        return f"serve a {task} checkpoint{of_nano} in the Talker and Code2Wav"
 
     def _speaker(self, name: str | None) -> str:
         if not name or not name.strip():
             return _DEFAULT_SPEAKER if _DEFAULT_SPEAKER in self.speakers else next(iter(self.speakers))
         found = name.strip().lower()
         if found not in self.speakers:
-            raise BadVoice(f"speaker {name!r} is unknown; there are {', '.join(self.speakers)}", param="speaker")
+            raise BadVoice(
+                f"{field_name('speaker')} {shown(name)} is unknown; there are {', '.join(self.speakers)}",
+                param="speaker",
+            )
         return found
 
     def _language(self, name: str | None) -> str | None:
@@ -186,7 +202,7 @@ class Voices:
         wanted = _ISO_LANGUAGES.get(wanted.replace("_", "-").partition("-")[0], wanted)
         if wanted not in self.language_names:
             raise BadVoice(
-                f"language {name!r} is unknown; there are {', '.join(self.language_names)}, or their ISO 639-1 codes",
+                f"{field_name('language')} {shown(name)} is unknown; there are {', '.join(self.language_names)}, or their ISO 639-1 codes",
                 param="language",
             )
         return None if wanted == "auto" else wanted
@@ -199,25 +215,33 @@ class Voices:
     def _instruct(self, instruct: str | None) -> str:
         if not instruct or not instruct.strip():
             if self.task == "VoiceDesign":
-                raise BadVoice("task VoiceDesign needs instructions: a description of the voice", param="instruct")
+                raise BadVoice(
+                    f"{field_name('instruct')} is missing: this server's Talker (VoiceDesign) makes a voice from its description; "
+                    "send one",
+                    param="instruct",
+                )
             return ""
         if not self.takes_instruct:
             raise BadVoice(
-                f"instruct is given, but this server's Talker ({self.task}) does not follow instructions; "
-                "leave it out, or serve a 1.7B CustomVoice or a VoiceDesign checkpoint",
+                f"{field_name('instruct')} is given, but this server's Talker ({self.task}) does not follow instructions; leave it out, "
+                "or serve a 1.7B CustomVoice or a VoiceDesign checkpoint in the Talker and Code2Wav",
                 param="instruct",
             )
         return instruct
 
     def _clone(self, voice: Voice) -> str:
         if voice.ref_audio is None:
-            raise BadVoice("task Base needs ref_audio: a recording of the voice", param="ref_audio")
+            raise BadVoice(
+                f"{field_name('ref_audio')} is missing: this server's Talker (Base) speaks with the voice of a recording; send one, "
+                f"with its transcript as {field_name('ref_text')}, or {_SOUND_ALONE}",
+                param="ref_audio",
+            )
         self.check_reference(voice.ref_audio)
         if voice.x_vector_only:
             return "speaker"
         if not voice.ref_text or not voice.ref_text.strip():
             raise BadVoice(
-                f"task Base needs ref_text, the transcript of ref_audio; or {_SOUND_ALONE}",
+                f"{field_name('ref_text')} is missing: send the transcript of {field_name('ref_audio')}, or {_SOUND_ALONE}",
                 param="ref_text",
             )
         check_transcript(voice.ref_text, voice.ref_audio.duration_s, way_out=_SOUND_ALONE)
@@ -227,14 +251,18 @@ class Voices:
         samples = len(audio.samples) * VOICE_RATE // audio.rate
         if samples < self.least_samples:
             raise BadVoice(
-                f"ref_audio has {samples} samples at {VOICE_RATE} Hz; at least {self.least_samples} "
+                f"{field_name('ref_audio')} has {samples:,} samples at {VOICE_RATE:,} Hz; at least {self.least_samples:,} "
                 f"({self.least_samples / VOICE_RATE:.3f} s) are needed, several seconds work best",
                 param="ref_audio",
             )
         if audio.duration_s > MAX_REFERENCE_S:
             seconds = math.ceil(audio.duration_s * 100) / 100  # never as long as what is taken
             raise BadVoice(
-                f"ref_audio is {seconds:.2f} s long; at most {MAX_REFERENCE_S} s are taken", param="ref_audio"
+                f"{field_name('ref_audio')} is {seconds:.2f} s long; at most {MAX_REFERENCE_S} s are taken. Cut it",
+                param="ref_audio",
             )
         if not may_be_speech(audio.samples, audio.rate):
-            raise BadVoice("nobody speaks in ref_audio: it is silence or one steady sound", param="ref_audio")
+            raise BadVoice(
+                f"nobody speaks in {field_name('ref_audio')}: it is silence or one steady sound; send a recording of speech",
+                param="ref_audio",
+            )

@@ -164,6 +164,26 @@ def test_a_picture_has_every_load_and_what_went_wrong_in_it(tmp_path, report, st
     assert ("talker" in written) == stages
 
 
+def test_in_a_picture_nothing_lies_on_a_bar_and_the_command_is_whole(tmp_path, report, monkeypatch):
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, _: drawn.append(figure))
+    url = "http://speech-gateway.example:8091/" + "far-away/" * 30
+    report["command"] = f"aura-omni bench turn --clients 1 4 --url {url}"
+    draw(report, tmp_path / "picture.png")
+    (figure,) = drawn
+    figure.draw_without_rendering()
+    (title,) = figure.texts
+    assert "".join(title.get_text().split()).startswith("".join(report["command"].split()))
+    assert title.get_window_extent().width < figure.bbox.width
+    legends = [(axes, legend) for axes in figure.axes if (legend := axes.get_legend())]
+    assert len(legends) == 4
+    for axes, legend in legends:
+        assert not legend.get_window_extent().overlaps(axes.get_window_extent())
+
+
 def test_a_picture_is_of_the_kind_that_its_name_says(tmp_path, report):
     draw(report, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")

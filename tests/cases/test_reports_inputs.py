@@ -125,7 +125,7 @@ def test_a05_every_spelling_of_one_sound_is_one_sound(served: Served) -> None:
     [
         (base64_of(sounds.no_samples())[:-1], "cut off"),
         ("", "empty"),
-        ("!" * 8, "not base64"),
+        ("!" * 8, "nor base64"),
         ("data:audio/wav,x", "form"),
     ],
 )

@@ -295,7 +295,7 @@ def test_served_names_are_the_flags_then_model_then_the_files_own():
         ),
         ("pipeline: aura_omni\nconnectors: {c: {name: x, extra: {codec_chunk_frames: 0}}}", "codec_chunk_frames is 0"),
         ("pipeline: aura_omni\nstages: {}", "must be a list of stages"),
-        ("pipeline: aura_omni\nstages: [{model: x}]", "stage_id is None"),
+        ("pipeline: aura_omni\nstages: [{model: x}]", "stage_id is null"),
         ("pipeline: aura_omni\nstages: [{stage_id: 1}, {stage_id: 1}]", "stage_id 1 is given twice"),
         (
             "pipeline: aura_omni\nstages: [{stage_id: 4}]",
@@ -318,7 +318,7 @@ def test_wrong_files_are_refused_by_name(tmp_path, text, message):
     [
         ("max_nun_seqs", 1, r"did you mean max_num_seqs\?"),
         ("max_num_seqs", 0, "max_num_seqs is 0"),
-        ("max_num_seqs", True, "max_num_seqs is True"),
+        ("max_num_seqs", True, "max_num_seqs is true"),
         ("max_num_batched_tokens", 3, r"max_num_batched_tokens is 3, below max_num_seqs 4"),
         ("gpu_memory_utilization", 1.1, "gpu_memory_utilization is 1.1"),
         ("gpu_memory_utilization", float("nan"), "gpu_memory_utilization is nan"),

@@ -243,10 +243,13 @@ def test_penalties_count_the_prompt_only_where_the_stage_says_so() -> None:
 def test_refused_requests_leave_nothing_behind() -> None:
     runner = make_runner(TinyStage(), max_num_seqs=1, max_waiting=0, max_model_len=32)
     long, biased = Request(prompt(32)), Request(prompt(3), replace(GREEDY, logit_bias={VOCABULARY: 1.0}))
+    stopped = Request(prompt(3), replace(GREEDY, stop_token_ids=(5, VOCABULARY)))
     with pytest.raises(PromptTooLong, match="32 tokens, this model takes 31"):
         runner.add(long.sequence)
-    with pytest.raises(BadRequest, match="logit_bias names token 97; this model's ids are 0 to 96"):
+    with pytest.raises(BadRequest, match="logit_bias has the token id 97; this model's ids are from 0 to 96"):
         runner.add(biased.sequence)
+    with pytest.raises(BadRequest, match="stop_token_ids has the token id 97; this model's ids are from 0 to 96"):
+        runner.add(stopped.sequence)
     first, second = Request(prompt(3)), Request(prompt(3))
     runner.add(first.sequence)
     with pytest.raises(Overloaded):
@@ -254,7 +257,7 @@ def test_refused_requests_leave_nothing_behind() -> None:
     runner.abort(second.sequence)  # as a caller may do that did not wait for the answer
     runner.check_integrity()
     run(runner)
-    assert [request.ends for request in (long, biased, second)] == [[], [], []]
+    assert [request.ends for request in (long, biased, stopped, second)] == [[], [], [], []]
     assert first.reason == "length"
 
 

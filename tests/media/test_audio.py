@@ -167,7 +167,7 @@ def test_m19_short_clip_keeps_its_true_duration(wav_file, speech):
 def test_m20_non_finite_samples_are_refused(wav_file, speech, value):
     samples = speech.astype("<f4")
     samples[77] = value
-    assert "1 of 96000 samples" in refused(wav_file(samples.tobytes(), 48_000, tag=3, bits=32))
+    assert "1 of 96,000 samples" in refused(wav_file(samples.tobytes(), 48_000, tag=3, bits=32))
     too_large = np.full(9, 1e300, "<f8")
     assert "9 of 9 samples" in refused(wav_file(too_large.tobytes(), 48_000, tag=3, bits=64))
 
@@ -213,7 +213,7 @@ def test_too_long_sound_is_refused_with_the_limit(audio_file, speech, monkeypatc
     whole = audio_file(speech, 48_000, "flac", "flac", "s16")
     assert len(heard(whole, max_s=2.0)) == 32_000
     monkeypatch.setattr(audio_module, "MAX_SAMPLES", 90_000)
-    assert "more than 90,000 samples, 2 s at 48000 Hz" in refused(whole)
+    assert "more than 90,000 samples, 2 s at 48,000 Hz" in refused(whole)
 
 
 @pytest.mark.parametrize("rate", [1, 3_999, 192_001, 4_000_000_000])

@@ -142,10 +142,13 @@ def test_data_url_is_fetched_without_any_permission():
         ("", "empty"),
         ("data:audio/wav;base64", "data:<type>;base64"),
         ("data:text/plain,hello", "data:<type>;base64"),
-        ("data:audio/wav;base64,!!!!", "not base64"),
-        ("AA=A", "not base64"),
-        ("ééé1", "not base64"),
-        ("AAA\0", "not base64"),
+        ("data:audio/wav;base64,!!!!", "follows the comma of the data: URL is not base64"),
+        ("AA=A", "nor base64"),
+        ("ééé1", "nor base64"),
+        ("AAA\0", "nor base64"),
+        ("question.wav", r"^'question\.wav' is neither a data:, http\(s\): or file: URL nor base64; send one of them$"),
+        ("a.wav", r"^'a\.wav' is neither"),
+        ("/tmp/a" * 1_000_000 + ".", r"^'/tmp/a.{50,80}' is neither"),
     ],
 )
 def test_a05_bad_base64_is_refused_with_its_reason(text, reason):
@@ -326,8 +329,8 @@ def test_redirects_end(site):
 
 
 def test_oversize_body_is_cut_short(site):
-    assert "1000000000000 bytes" in refused(site.url("/declared"), kind=TooLarge)
-    assert "more than the limit of 1000000" in refused(site.url("/endless"), kind=TooLarge)
+    assert "1,000,000,000,000 bytes, more than the limit of 1,000,000;" in refused(site.url("/declared"), kind=TooLarge)
+    assert "more than the limit of 1,000,000 bytes" in refused(site.url("/endless"), kind=TooLarge)
     exact = MediaPolicy(allowed_domains=("127.0.0.1",), max_bytes=len(BODY))
     assert got(site.url("/exact"), exact) == BODY
     less = MediaPolicy(allowed_domains=("127.0.0.1",), max_bytes=len(BODY) - 1)

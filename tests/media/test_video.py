@@ -167,7 +167,7 @@ def test_work_for_one_clip_is_bounded_by_refusal(video_file, monkeypatch):
 
 def test_too_large_frames_are_refused_with_numbers(video_file):
     data = video_file(greys(2), every(2, 500), "mp4", "libx264")
-    assert "64 x 48 = 3072 pixels, more than the limit of 3071" in refused(data, max_pixels=3_071)
+    assert "64 x 48 = 3,072 pixels, more than the limit of 3,071" in refused(data, max_pixels=3_071)
     assert len(decode_video(data, **{**LIMITS, "max_pixels": 3_072}).frames) == 2
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -45,6 +48,23 @@ def benchmark() -> Iterator[ModuleType]:
         import agreement
 
         yield agreement
+
+
+def test_the_benchmark_runs_wherever_the_package_is_installed(tmp_path: Path) -> None:
+    """With the package, and not the tests, on the path."""
+    root = Path(__file__).parents[2]
+    (tmp_path / "aura_omni").symlink_to(root / "aura_omni")
+    command = [sys.executable, str(root / "benchmarks/agreement.py"), "--help"]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--what" in done.stdout
 
 
 @cache

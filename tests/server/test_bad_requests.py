@@ -63,8 +63,11 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"messages": "hi"}, "messages", "list"),
     ({"messages": [3]}, "messages[0]", "must be an object"),
     ({"stream": "yes"}, "stream", "must be true or false"),
-    ({"voice": 5}, "voice", "voice must be a string or an object"),
-    ({"voice": {"id": 5}}, "voice", "voice must be a string"),
+    ({"voice": 5}, "voice", "voice is 5; it must be a string or an object"),
+    ({"voice": {"id": 5}}, "voice.id", "voice.id is 5; it must be a string"),
+    ({"voice": {"name": "x"}}, "voice.name", "unknown field 'name'"),
+    ({"voice": {}}, "voice.id", "voice.id is required"),
+    ({"speaker": {"id": "x"}}, "speaker", "speaker is {'id': 'x'}; it must be a string"),
     ({"max_tokens": 10**10}, "max_tokens", "from 1 to 2147483648"),
     ({"seed": 2**64}, "seed", "to 9223372036854775807"),
     ({"temperature": -1}, "temperature", "from 0 to 100"),
@@ -77,19 +80,23 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
         "not",
     ),
     # known elsewhere, not served here
-    ({"n": 2}, "n", "not served"),
+    ({"n": 2}, "n", "n is 2; only 1 is served"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "not served"),
-    ({"tool_choice": "required"}, "tool_choice", "not served"),
+    ({"tool_choice": "required"}, "tool_choice", 'tool_choice is \'required\'; only "none" and "auto" are served'),
     ({"logprobs": True}, "logprobs", "not served"),
-    ({"response_format": {"type": "json_object"}}, "response_format", "not served"),
+    ({"response_format": {"type": "json_object"}}, "response_format", 'only {"type": "text"} is served'),
     ({"guided_json": {"type": "object"}}, "guided_json", "not served"),
-    ({"best_of": True}, "best_of", "not served"),
+    ({"best_of": True}, "best_of", "best_of is true; only 1 is served"),
     ({"chat_template": "{{ x }}"}, "chat_template", "not served"),
     ({"mm_processor_kwargs": {"fps": 1}}, "mm_processor_kwargs", "not served"),
     ({"return_stage_metrics": True}, "return_stage_metrics", "not served"),
     ({"continue_final_message": True}, "continue_final_message", "not served"),
     # modalities and audio
-    ({"modalities": "text"}, "modalities", "modalities must be a list of strings, e.g."),
+    (
+        {"modalities": "text"},
+        "modalities",
+        """modalities must be a list of strings, e.g. ["text", "audio"]; it is 'text'""",
+    ),
     ({"modalities": [1]}, "modalities", "modalities must be a list of strings, e.g."),
     ({"modalities": []}, "modalities", "Unsupported output modalities"),
     ({"modalities": ["text", "video"]}, "modalities", "Unsupported output modalities ['video']"),
@@ -97,10 +104,14 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"audio": {"format": "wav", "voise": "x"}}, "audio.voise", "did you mean 'voice'"),
     ({"audio": "wav"}, "audio", "must be an object"),
     # messages
-    (messages({"role": "tool", "content": "x"}), "messages[0].role", "'user'"),
+    (
+        messages({"role": "tool", "content": "x"}),
+        "messages[0].role",
+        "is 'tool'; it must be 'system', 'developer', 'user' or",
+    ),
     (messages({"role": "user"}), "messages[0].content", "empty"),
     (messages({"role": "user", "content": []}), "messages[0].content", "empty"),
-    (messages({"role": "user", "content": 5}), "messages[0].content", "list"),
+    (messages({"role": "user", "content": 5}), "messages[0].content", "is 5; it must be a string or a list"),
     (messages({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}), "messages[1].role", "end with"),
     (messages({"role": "assistant", "audio": {"id": "audio-1"}}, *HELLO), "messages[0].content", "not kept"),
     (messages({"role": "assistant", "content": "", "tool_calls": [{}]}, *HELLO), "messages[0].tool_calls", "not"),
@@ -109,17 +120,31 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
         "messages[0].content[0]",
         "only the user",
     ),
-    (part("smell_url", {"url": "x"}), "messages[0].content[1]", "must be one of 'text'"),
+    (
+        part("smell_url", {"url": "x"}),
+        "messages[0].content[1]",
+        "content[1].type is 'smell_url'; it must be one of 'text'",
+    ),
     ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages[0].content[0]", "type is required"),
     ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0]", "must be an object"),
     (part("text", 3), "messages[0].content[1].text", "string"),
     (part("image_url", {"url": "data:,", "detail": "low"}), "messages[0].content[1].image_url.detail", "'auto'"),
     (part("input_audio", {"format": "wav"}), "messages[0].content[1].input_audio.data", "required"),
+    (part("audio_url", 5), "messages[0].content[1].audio_url", "is 5; it must be a string or an object"),
+    (
+        part("input_audio", {"data": WAV, "format": "xyz"}),
+        "messages[0].content[1].input_audio.format",
+        "is 'xyz'; it must be one of wav, mp3",
+    ),
     (part("audio_url", {"uri": "x"}), "messages[0].content[1].audio_url.uri", "did you mean 'url'"),
     # media
     (part("input_audio", {"data": ""}), "messages[0].content[1].input_audio", "empty"),
     (part("input_audio", {"data": WAV[:-1]}), "messages[0].content[1].input_audio", "cut off"),
-    (part("input_audio", {"data": "!!!!"}), "messages[0].content[1].input_audio", "base64"),
+    (
+        part("input_audio", {"data": "!!!!"}),
+        "messages[0].content[1].input_audio",
+        "'!!!!' is neither a data:, http(s): or file: URL nor base64",
+    ),
     (part("input_audio", {"data": "AAAA"}), "messages[0].content[1].input_audio", "no audio or video file"),
     (part("audio_url", {"url": "data:audio/wav,xyz"}), "messages[0].content[1].audio_url", ";base64"),
     (part("audio_url", {"url": "ftp://host.test/a.wav"}), "messages[0].content[1].audio_url", "ftp"),
@@ -132,7 +157,7 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"max_tokens": 0}, "max_tokens", "from 1"),
     ({"max_completion_tokens": 0}, "max_completion_tokens", "max_completion_tokens is 0"),
     ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens", "give one"),
-    ({"seed": 1.5}, "seed", "number"),
+    ({"seed": 1.5}, "seed", "seed is 1.5; it must be a whole number from -9223372036854775808 to"),
     ({"seed": 2**70}, "seed", "number"),
     ({"stop": 5}, "stop", "string"),
     ({"stop": [""]}, "stop", "non-empty"),
@@ -158,7 +183,7 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"ignore_eos": "x" * 5000}, "ignore_eos", "it must be true or false"),
     ({"stop": {"x" * 5000: 1}}, "stop", "it must be a non-empty string or a list of them"),
     ({"stop_token_ids": ["x" * 5000]}, "stop_token_ids", "it must be a list of token ids"),
-    ({"seed": int("9" * 4300)}, "seed", "it must be a number from"),
+    ({"seed": int("9" * 4300)}, "seed", "it must be a whole number from"),
     (info(tts_max_new_tokens=int("9" * 4300)), "additional_information.tts_max_new_tokens", "to 2147483647"),
     # how much
     ({"messages": HELLO * 4097}, "messages", "4,097 messages; at most 4,096"),
@@ -168,13 +193,25 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
         "1,200 content parts; at most 1,024",
     ),
     ({"ignore_eos": 1}, "ignore_eos", "true or false"),
-    ({"sampling_params_list": {"temperature": 1}}, "sampling_params_list", "Invalid sampling params"),
+    ({"sampling_params_list": {"temperature": 1}}, "sampling_params_list", "each stage; it is {'temperature': 1}"),
     ({"sampling_params_list": [None]}, "sampling_params_list", "Invalid sampling params"),
     ({"sampling_params_list": [{}] * 5}, "sampling_params_list", "5 entries for 4 stages"),
-    ({"sampling_params_list": [{}, {"top_p": 2}]}, "sampling_params_list[1].top_p", "Invalid sampling params"),
-    ({"sampling_params_list": [{"output_kind": 2}]}, "sampling_params_list[0].output_kind", "not served"),
-    ({"sampling_params_list": [{"skip_special_tokens": False}]}, "sampling_params_list[0].skip_special_tokens", "not"),
-    ({"sampling_params_list": [{"detokenize": "no"}]}, "sampling_params_list[0].detokenize", "true or false"),
+    (
+        {"sampling_params_list": [{}, {"top_p": 2}]},
+        "sampling_params_list[1].top_p",
+        "Invalid sampling params: sampling_params_list[1].top_p is 2",
+    ),
+    ({"sampling_params_list": [{"output_kind": 2}]}, "sampling_params_list[0].output_kind", "is 2; only 0 is served"),
+    (
+        {"sampling_params_list": [{"skip_special_tokens": False}]},
+        "sampling_params_list[0].skip_special_tokens",
+        "sampling_params_list[0].skip_special_tokens is false; only true is served",
+    ),
+    (
+        {"sampling_params_list": [{"detokenize": "no"}]},
+        "sampling_params_list[0].detokenize",
+        "is 'no'; it must be true or false",
+    ),
     ({"sampling_params_list": [{"temprature": 1}]}, "sampling_params_list[0].temprature", "did you mean"),
     # voice
     ({"additional_information": []}, "additional_information", "must be an object"),
@@ -182,11 +219,23 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     (info(session_id="s"), "additional_information.session_id", "not served"),
     (info(tts_ref_code_length=12), "additional_information.tts_ref_code_length", "not served"),
     (info(tts_task_type="Shout"), "additional_information.tts_task_type", "Base, CustomVoice, VoiceDesign"),
-    (info(tts_language=["a", "b"]), "additional_information.tts_language", "list of one"),
-    (info(tts_x_vector_only_mode="maybe"), "additional_information.tts_x_vector_only_mode", "true or false"),
-    (info(tts_max_new_tokens=0), "additional_information.tts_max_new_tokens", "from 1"),
+    (
+        info(tts_language=["a", "b"]),
+        "additional_information.tts_language",
+        "is ['a', 'b']; it must be a string or a list of one",
+    ),
+    (
+        info(tts_x_vector_only_mode="maybe"),
+        "additional_information.tts_x_vector_only_mode",
+        "is 'maybe'; it must be true or false",
+    ),
+    (info(tts_max_new_tokens=0), "additional_information.tts_max_new_tokens", "is 0; it must be a whole number from 1"),
     (info(tts_ref_audio="AAAA"), "additional_information.tts_ref_audio", "no audio"),
-    (info(tts_speaker="Ryan") | {"voice": "Vivian"}, "voice", "differ"),
+    (
+        info(tts_speaker="Ryan") | {"voice": "Vivian"},
+        "voice",
+        "voice 'Vivian' and additional_information.tts_speaker 'Ryan' differ",
+    ),
     ({"audio": {"voice": "Ryan", "format": "wav"}, "speaker": "Vivian"}, "speaker", "differ"),
 ]
 
@@ -236,12 +285,20 @@ def test_the_official_client_raises_its_own_classes(url: str) -> None:
 @pytest.mark.parametrize(
     ("body", "phrase"),
     [
-        (b"", "not JSON"),
+        (b"", "empty; send a JSON object"),
+        (b"  ", "empty; send a JSON object"),
+        (b'{"a": {"b": 1', "not JSON: it ends after 13 bytes, before it is complete"),
+        (b'{"messages": [],}', """line 1, column 17 has '}' after '{"messages": [],'"""),
+        (b"{'a': 1}", """line 1, column 2 has "'a': 1}" after '{'"""),
+        (b'{"a":\n  [1 2]}', "line 2, column 6 has '2]}' after"),
+        (b"nothing", "line 1, column 2 has 'othing' after 'n'"),
+        (b'{"a": 1}' * 200_000, "beyond line 1, column 9"),
         (b"{", "not JSON"),
-        (b"[]", "JSON object"),
+        (b"[]", "the body is a list; it must be a JSON object"),
         (b'"x"', "JSON object"),
         (b'{"messages": [], "temperature": NaN}', "not JSON"),
-        (b"[" * 100_000, "recursion"),
+        (b"[" * 202, "more than 201 levels"),
+        (b"[" * 100_000, "more than 201 levels"),
         (b'{"user": "\xff"}', "not JSON"),
         (b'{"user": "\\ud800"}', "not JSON"),
     ],
@@ -254,7 +311,12 @@ def test_a_body_that_is_not_a_json_object_is_refused(url: str, body: bytes, phra
 def test_the_content_type_must_be_json(url: str) -> None:
     body = json.dumps({"messages": HELLO}).encode()
     response = httpx.post(f"{url}/v1/chat/completions", content=body)
-    assert "Content-Type" in assert_error(response, 400)["message"]
+    way_out = "send the header 'Content-Type: application/json'"
+    assert (
+        assert_error(response, 400)["message"] == f"the body must be JSON, and its Content-Type is not given; {way_out}"
+    )
+    response = httpx.post(f"{url}/v1/chat/completions", content=body, headers={"content-type": "text/plain"})
+    assert f"its Content-Type is 'text/plain'; {way_out}" in assert_error(response, 400)["message"]
     with_charset = {"content-type": "application/json; charset=utf-8"}
     assert httpx.post(f"{url}/v1/chat/completions", content=body, headers=with_charset).status_code == 200
 
@@ -336,6 +398,28 @@ def test_a_large_body_is_read_beside_the_event_loop(url: str, monkeypatch: pytes
     for size in (10, 2_000_000):
         assert httpx.post(f"{url}/v1/chat/completions", json={"messages": HELLO, "user": "x" * size}).status_code == 200
     assert beside == [False, True]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "wav",
+        "mp3",
+        "MP3",
+        "audio/wav",
+        "audio/x-m4a",
+        "audio/webm;codecs=opus",
+        "video/mp4",
+        ".ogg",
+        "pcm16",
+        "mpeg",
+        "",
+        None,
+    ],
+)
+def test_a_format_of_recordings_may_have_any_of_its_names_and_the_bytes_decide(url: str, name: str | None) -> None:
+    response = httpx.post(f"{url}/v1/chat/completions", json=part("input_audio", {"data": WAV, "format": name}))
+    assert response.status_code == 200, response.text[:500]
 
 
 def test_large_media_are_no_text(url: str) -> None:

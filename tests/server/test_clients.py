@@ -6,11 +6,13 @@ import os
 import subprocess
 import sys
 import wave
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from aura_omni.flow import FRAME_SAMPLES, SILENT_TEXT, Audio, Ended, Text, Video
+from aura_omni.errors import Overloaded
+from aura_omni.flow import FRAME_SAMPLES, SILENT_TEXT, Audio, Ended, Event, Text, TextDelta, TurnRequest, Video
 from aura_omni.server.app import ServerConfig
 from tests.server.conftest import mp4_bytes, wav_bytes
 from tests.server.fake import FakePipeline, serving
@@ -62,6 +64,21 @@ def test_the_python_client_sends_files_and_writes_the_answer(
     assert_spoken(tmp_path)
     kinds = [type(part) for part in pipeline.requests[0].messages[0].parts]
     assert kinds == [Video, Audio, Text]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("begun", [False, True])
+def test_the_python_client_says_once_why_there_is_no_answer(tmp_path: Path, stream: bool, begun: bool) -> None:
+    def fails(_: TurnRequest) -> Iterator[Event]:
+        if begun:
+            yield TextDelta("Hel")
+        yield Ended("error", error=Overloaded("64 turns wait, the limit; ask again"))
+
+    with serving(FakePipeline(fails)) as url:
+        command = client(url.rpartition(":")[2], "--prompt", "Hi", *(["--stream"] if stream else []))
+        done = run(command, tmp_path)
+    why = "the answer is not whole" if stream and begun else "the server refused with status 429"
+    assert (done.returncode, done.stderr) == (1, f"error: {why}: 64 turns wait, the limit; ask again\n")
 
 
 def test_the_python_client_passes_every_option(clips: tuple[Path, Path], tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import re
 from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
@@ -13,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aura_omni.errors import AuraError, BadVoice
-from aura_omni.flow import STAGES, Event, Sampling, StageName, TurnRequest, Voice
+from aura_omni.errors import AuraError, BadRequest, BadVoice, field_name
+from aura_omni.flow import STAGES, Ended, Event, Sampling, StageName, TurnRequest, Voice
 from aura_omni.media.fetch import MediaPolicy
 from aura_omni.server.chat import turn_request, wanted_of
 from aura_omni.server.errors import error_body
@@ -22,6 +23,9 @@ from aura_omni.server.parts import MediaReader
 from aura_omni.server.sampling import stage_sampling
 from aura_omni.server.schemas import ChatRequest, checked
 from aura_omni.server.voice import voice_request
+from aura_omni.stages.voices import Voices
+from tests.family import DATA
+from tests.reference_tts import tts_config
 from tests.server.conftest import wav_bytes
 from tests.server.fake import FakePipeline, serving
 
@@ -133,13 +137,76 @@ def test_what_is_refused_of_a_voice_is_named_as_the_client_spelled_it(
     fields: dict[str, Any], ours: str, param: str
 ) -> None:
     def refuse(_: TurnRequest) -> Iterator[Event]:
-        raise BadVoice(f"{ours} is refused", param=ours)
+        raise BadVoice(f"{field_name(ours)} is refused", param=ours)
         yield
 
     with serving(FakePipeline(refuse)) as url:
         answer = httpx.post(f"{url}/v1/chat/completions", json={"messages": HELLO, **fields})
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["message"]) == (400, param, f"{param} is refused")
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("audio_ref", "additional_information.tts_ref_audio is missing: .* as additional_information.tts_ref_text, or set "
+                      "additional_information.tts_x_vector_only_mode to"),
+        ("ref_text", "additional_information.tts_ref_text is missing: send the transcript of additional_information.tts_ref_audio, "
+                     "or set additional_information.tts_x_vector_only_mode to"),
+        ("wrong_text", "additional_information.tts_ref_text is not what is said in additional_information.tts_ref_audio: .* or set "
+                       "additional_information.tts_x_vector_only_mode to"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("endpoint", ["chat", "speech"])
+def test_a_refusal_names_fields_that_the_endpoint_has(endpoint: str, field: str, message: str) -> None:
+    base = Voices.from_json(tts_config("base"), "tiny")
+
+    def speak(request: TurnRequest) -> Iterator[Event]:
+        base.resolve(request.voice)
+        yield Ended("stop", speech_reason="stop")
+
+    sound = {"ref_audio": base64.b64encode((DATA / "human_a.wav").read_bytes()).decode()}
+    fields = {"audio_ref": {}, "ref_text": sound, "wrong_text": {**sound, "ref_text": "far too long " * 99}}[field]
+    way_out = {**(fields or sound), "x_vector_only_mode": True}
+    path, written = {
+        "chat": ("chat/completions", lambda of: {"additional_information": {f"tts_{name}": of[name] for name in of}}),
+        "speech": ("audio/speech", lambda of: of),
+    }[endpoint]
+    expected = message if endpoint == "chat" else message.replace("additional_information.tts_", "")
+    with serving(FakePipeline(speak)) as url:
+        asked = {"messages": HELLO} if endpoint == "chat" else {"input": "Hello."}
+        refused = httpx.post(f"{url}/v1/{path}", json={**asked, **written(fields)})
+        assert refused.status_code == 400
+        assert re.match(expected, refused.json()["error"]["message"]), refused.text
+        assert refused.json()["error"]["param"] == expected.partition(" ")[0]
+        taken = httpx.post(f"{url}/v1/{path}", json={**asked, **written(way_out)})
+        assert taken.status_code == 200, taken.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "refused", "name"),
+    [
+        ({"stop_token_ids": [1]}, "aura.stop_token_ids", "stop_token_ids"),
+        (
+            {"sampling_params_list": [{}, {"logit_bias": {"1": 1}}]},
+            "aura.logit_bias",
+            "sampling_params_list[1].logit_bias",
+        ),
+        ({"sampling_params_list": [{}, {"stop": "x"}], "stop": "y"}, "aura.stop", "stop"),
+        ({"sampling_params_list": [{}, {}, {"stop": "x"}]}, "talker.stop", "sampling_params_list[2].stop"),
+        ({"max_completion_tokens": 5}, "aura.max_tokens", "max_completion_tokens"),
+        ({"min_tokens": 5}, "aura.max_tokens", "max_tokens"),
+    ],
+)
+def test_a_sampling_field_is_named_where_the_request_has_it(fields: dict[str, Any], refused: str, name: str) -> None:
+    def refuse(_: TurnRequest) -> Iterator[Event]:
+        raise BadRequest(f"{field_name(refused)} is refused", param=refused)
+        yield
+
+    with serving(FakePipeline(refuse)) as url:
+        answer = httpx.post(f"{url}/v1/chat/completions", json={"messages": HELLO, **fields})
+    error = answer.json()["error"]
+    assert (error["param"], error["message"]) == (name, f"{name} is refused")
 
 
 def test_instructions_and_language_have_short_spellings() -> None:

@@ -19,13 +19,15 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from aura_omni.errors import Overloaded
+from aura_omni.flow import Event, TurnRequest
 from aura_omni.pipeline import Pipeline
 from aura_omni.server import schemas
 from aura_omni.server.app import ServerConfig, create_app
 from aura_omni.server.field_notes import IGNORED
 from aura_omni.server.openapi import operations
 from tests.family import DATA, config
-from tests.server.fake import FakePipeline, serving
+from tests.server.fake import FakePipeline, Pause, serving
 
 CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance)
 FEW = {"max_num_seqs": 4, "max_model_len": 256, "max_num_batched_tokens": 512}  # no request runs for long
@@ -65,6 +67,39 @@ def test_every_reference_in_the_document_leads_somewhere() -> None:
     made = document()
     found = set(re.findall(r"'#/components/schemas/(\w+)'", str(made)))
     assert found <= made["components"]["schemas"].keys()
+
+
+def test_every_header_of_ours_is_in_the_document_and_on_the_page() -> None:
+    made = document()
+    described = set(made["components"]["headers"])
+    for _, _, operation in operations(made):
+        for answer in operation["responses"].values():
+            for name, header in answer["headers"].items():
+                assert header == {"$ref": f"#/components/headers/{name}"} or header["description"]
+                described.add(name)
+
+    def refuse(_: TurnRequest) -> Iterator[Event]:
+        raise Overloaded("full")
+        yield
+
+    asked = {"input": "Hello."}
+    with serving(FakePipeline()) as url, serving(FakePipeline(refuse), ServerConfig(api_keys=("secret",))) as other:
+        page = httpx.get(f"{url}/docs").text
+        key = {"authorization": "Bearer secret"}
+        answers = [
+            httpx.post(f"{url}/v1/audio/speech", json=asked),
+            httpx.post(f"{url}/v1/audio/speech", json={**asked, "stream_format": "sse"}),
+            httpx.get(f"{url}/v1/audio/speech"),
+            httpx.post(f"{other}/v1/audio/speech", json=asked),
+            httpx.post(f"{other}/v1/audio/speech", json=asked, headers=key),
+        ]
+        late = FakePipeline(lambda _: [Pause()])
+        with serving(late) as slow:
+            answers.append(httpx.post(f"{slow}/v1/audio/speech", json=asked, headers={"x-request-timeout": "0.1"}))
+    assert [answer.status_code for answer in answers] == [200, 200, 405, 401, 429, 504]
+    sent = {name for answer in answers for name in answer.headers}
+    assert sent - {"content-type", "content-length", "transfer-encoding", "date", "server", "connection"} == described
+    assert all(f"<code>{name}</code>" in page for name in described)
 
 
 def test_bodies_may_have_the_short_forms_and_no_unknown_fields() -> None:

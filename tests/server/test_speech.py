@@ -15,7 +15,7 @@ import numpy as np
 import openai
 import pytest
 
-from aura_omni.errors import BadVoice, EngineError, PromptTooLong
+from aura_omni.errors import BadVoice, EngineError, PromptTooLong, field_name
 from aura_omni.flow import (
     FRAME_SAMPLES,
     AudioChunk,
@@ -198,7 +198,7 @@ def test_what_the_pipeline_refuses_has_the_name_of_the_field(served: Served, err
 
 def test_a_speaker_that_is_refused_has_the_name_that_the_request_gives_it(served: Served) -> None:
     def refuse(_: TurnRequest) -> Iterator[Event]:
-        raise BadVoice("speaker 'bob' is unknown", param="speaker")
+        raise BadVoice(f"{field_name('speaker')} 'bob' is unknown", param="speaker")
         yield
 
     for field in ("voice", "speaker"):

@@ -149,7 +149,7 @@ def test_the_key_of_the_sound_is_that_of_its_content(stage):
 
 def test_too_long_and_unknown_are_refused_before_the_engine(stage):
     long = Audio(np.zeros(1206 * 16, np.float32), 16, b"")
-    with pytest.raises(BadMedia, match=r"1206\.0 s.*1200 s"):
+    with pytest.raises(BadMedia, match=r"1,206\.0 s.*1,200 s"):
         stage.prompt(long)
     with pytest.raises(BadRequest, match="Klingon"):
         stage.prompt(audio(clip(1)), language="Klingon")

@@ -90,26 +90,56 @@ def test_a_speaker_of_a_dialect_turns_chinese_into_it(speaker: str, language: st
 @pytest.mark.parametrize(
     ("who", "voice", "param", "message"),
     [
-        (CUSTOM, Voice(task="Base"), "task", "needs a speaker encoder .* does not have; its task is CustomVoice"),
+        (
+            CUSTOM,
+            Voice(task="Base"),
+            "task",
+            "^task is Base, which needs a speaker encoder .* is CustomVoice. Leave it out, or serve a Base checkpoint",
+        ),
         (CUSTOM, Voice(task="VoiceDesign"), "task", "needs voices made from a description"),
         (BASE, Voice(task="CustomVoice"), "task", "needs named speakers"),
         (CUSTOM, Voice(speaker="bob"), "speaker", "'bob' is unknown; there are serena, vivian, ryan"),
         (CUSTOM, Voice(language="klingon"), "language", "'klingon' is unknown; there are auto, english, german"),
         (CUSTOM, Voice(language="fr"), "language", "'fr' is unknown"),
         (CUSTOM, Voice(language="beijing_dialect"), "language", "is unknown"),
-        (CUSTOM, Voice(ref_audio=recording(2)), "ref_audio", "is for task Base"),
-        (CUSTOM, Voice(ref_text="hi"), "ref_text", "is for task Base"),
-        (DESIGN, Voice(instruct="x", x_vector_only=True), "x_vector_only", "is for task Base"),
-        (DESIGN, Voice(), "instruct", "needs instruct"),
-        (DESIGN, Voice(instruct="  "), "instruct", "needs instruct"),
-        (DESIGN, Voice(instruct="x", speaker="ryan"), "speaker", "has no named speakers"),
-        (BASE, Voice(speaker="ryan"), "speaker", "has no named speakers"),
-        (BASE, Voice(), "ref_audio", "needs ref_audio"),
-        (BASE, Voice(ref_audio=recording(2)), "ref_text", "needs ref_text"),
-        (BASE, Voice(ref_audio=recording(2), ref_text=" "), "ref_text", "needs ref_text"),
+        (
+            CUSTOM,
+            Voice(ref_audio=recording(2)),
+            "ref_audio",
+            "leave it out, or serve a Base checkpoint in the Talker and Code2Wav$",
+        ),
+        (CUSTOM, Voice(ref_text="hi"), "ref_text", r"^ref_text is given, but .* \(CustomVoice\) cannot clone a voice"),
+        (DESIGN, Voice(instruct="x", x_vector_only=True), "x_vector_only", "^x_vector_only is given"),
+        (DESIGN, Voice(), "instruct", "^instruct is missing"),
+        (DESIGN, Voice(instruct="  "), "instruct", "^instruct is missing"),
+        (
+            DESIGN,
+            Voice(instruct="x", speaker="ryan"),
+            "speaker",
+            "has no named speakers; describe the voice in instruct, or",
+        ),
+        (
+            BASE,
+            Voice(speaker="ryan"),
+            "speaker",
+            "has no named speakers; send ref_audio, or serve a CustomVoice checkpoint",
+        ),
+        (BASE, Voice(), "ref_audio", "^ref_audio is missing: .* as ref_text, or set x_vector_only to"),
+        (
+            BASE,
+            Voice(ref_audio=recording(2)),
+            "ref_text",
+            "^ref_text is missing: .* of ref_audio, or set x_vector_only",
+        ),
+        (BASE, Voice(ref_audio=recording(2), ref_text=" "), "ref_text", "^ref_text is missing"),
         (BASE, Voice(ref_audio=recording(2), ref_text="hi", instruct="x"), "instruct", "does not follow instructions"),
-        (BASE, Voice(ref_audio=recording(0.05), ref_text="x"), "ref_audio", "has 1200 samples .* at least 1280"),
-        (BASE, Voice(ref_audio=recording(0.05, 48_000), ref_text="x"), "ref_audio", "has 1200 samples"),
+        (
+            BASE,
+            Voice(ref_audio=recording(0.05), ref_text="x"),
+            "ref_audio",
+            "has 1,200 samples at 24,000 Hz; at least 1,280",
+        ),
+        (BASE, Voice(ref_audio=recording(0.05, 48_000), ref_text="x"), "ref_audio", "has 1,200 samples"),
         (BASE, Voice(ref_audio=recording(60.5, 8_000), ref_text="x"), "ref_audio", "60.50 s long; at most 60 s"),
         (BASE, Voice(ref_audio=recording(60.01), ref_text="x"), "ref_audio", "60.01 s long; at most 60 s"),
         (BASE, Voice(ref_audio=recording(60.001), ref_text="x"), "ref_audio", "60.01 s long; at most 60 s"),
@@ -122,6 +152,21 @@ def test_what_a_checkpoint_cannot_do_is_refused_by_name(who: Voices, voice: Voic
     with pytest.raises(BadVoice, match=message) as error:
         who.resolve(voice)
     assert error.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("kind", "voice", "way_out"),
+    [
+        ("custom_voice", Voice(task="Base"), "Base checkpoint (nano:tts-base)"),
+        ("custom_voice", Voice(ref_audio=recording(2)), "Base checkpoint (nano:tts-base)"),
+        ("base", Voice(task="CustomVoice"), "CustomVoice checkpoint (nano:tts)"),
+        ("base", Voice(task="VoiceDesign"), "VoiceDesign checkpoint in"),
+    ],
+)
+def test_nano_names_the_checkpoint_of_nano_that_can_do_it(kind: str, voice: Voice, way_out: str) -> None:
+    with pytest.raises(BadVoice) as refusal:
+        Voices.from_json(tts_config(kind), "nano:tts").resolve(voice)
+    assert way_out in refusal.value.message
 
 
 def test_the_small_custom_voice_refuses_instructions() -> None:

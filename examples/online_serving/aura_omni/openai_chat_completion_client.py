@@ -142,6 +142,11 @@ def streamed(client: openai.OpenAI, request: dict[str, Any], output_dir: Path) -
     return text, bool(samples)
 
 
+def reason(error: openai.APIError) -> str:
+    """The server's own words; the client's begin with the status and have all of the answer's JSON."""
+    return str(error.body["message"]) if isinstance(error.body, dict) and "message" in error.body else error.message
+
+
 def main() -> None:
     options = arguments()
     url = f"http://{options.host}:{options.port}/v1"
@@ -154,7 +159,9 @@ def main() -> None:
     except openai.APIConnectionError:
         sys.exit(f"error: no server answers at {url}; start one with `aura-omni serve`, or give --host and --port")
     except openai.APIStatusError as error:
-        sys.exit(f"error: the server refused with status {error.status_code}: {error.message}")
+        sys.exit(f"error: the server refused with status {error.status_code}: {reason(error)}")
+    except openai.APIError as error:  # of a stream that had begun
+        sys.exit(f"error: the answer is not whole: {reason(error)}")
     (options.output_dir / "answer.txt").write_text(text + "\n", encoding="utf-8")
     print(f"text: {options.output_dir / 'answer.txt'}")
     if spoken:
