@@ -1,4 +1,4 @@
-"""A server that is told to stop while it loads ends well, whatever is being computed then."""
+"""A server that is told to stop while it loads ends well, whatever is being computed then; so does a program that closes nothing."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parent.parent
 
@@ -39,3 +41,30 @@ def test_a_server_can_be_stopped_while_it_loads() -> None:
             _, err = server.communicate(timeout=30)
             assert server.returncode == 0, err[-1000:]
             assert "Traceback" not in err
+
+
+UNCLOSED = """
+import sys
+from aura_omni import Pipeline
+pipeline = Pipeline.load("tiny.yaml")
+{what}
+print("done", flush=True)
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        'pipeline.chat("Hello", speak=False)',
+        'next(iter(pipeline.say_chunks("One, two, three, four, five, six, seven.")))',
+        "pipeline.close()",
+    ],
+    ids=["idle", "speaking", "closed"],
+)
+def test_a_program_that_leaves_its_pipeline_open_ends_as_it_says(what: str) -> None:
+    script = UNCLOSED.format(what=what)
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "done\n"
+    assert done.returncode == 3, done.stderr[-1000:]
+    assert "terminate" not in done.stderr

@@ -11,6 +11,7 @@ milliseconds, so before each one it takes in what has arrived, and what follows 
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 from collections import deque
@@ -78,6 +79,8 @@ class Engine:
             if self._phase != "new":
                 raise EngineError(f"the engine cannot be started: it is {self._phase}")
             self._phase = "running"
+        # A program may end without `close`, and a thread with PyTorch's frames that the interpreter ends itself aborts the process.
+        atexit.register(self.close)
         self._thread.start()
 
     def close(self) -> None:
@@ -91,6 +94,7 @@ class Engine:
             self._thread.join()
         else:
             self._end()
+        atexit.unregister(self.close)
 
     def wait_until_stopped(self) -> None:
         """Returns when the loop has ended, by `close` or by a failure, and with it every request."""
