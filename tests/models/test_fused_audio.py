@@ -79,8 +79,28 @@ def test_the_mel_of_kernels_is_the_mel_as_written(longest: int) -> None:
     assert_close(found, plain, 1e-4)
 
 
-@pytest.mark.parametrize("frames", [100, 101, 108, 109, 195, 800, 1_599, 1_600])
-def test_places_of_windows_are_inside_where_a_clip_has_rows(frames: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("more", [0, 159])
+def test_the_last_frame_of_a_clip_decides_how_low_a_mel_goes_and_what_is_behind_it_does_not(more: int) -> None:
+    torch.manual_seed(0)
+    encoder = AudioEncoder(EncoderConfig(80, 1, 32, 2, 64, 8, 24, 100, 800)).to(DEVICE).requires_grad_(False)
+    encoder.prepare()
+    length = 160 * 20 + more
+    waves = torch.zeros(1, length + 400, device=DEVICE)
+    waves[:, length - 100 - more : length] = torch.randn(100 + more)
+    waves[:, length:] = 1e4
+    lengths = torch.tensor([length], device=DEVICE)
+    with torch.enable_grad():
+        plain = encoder.log_mels(waves, lengths)
+    found = fused_mel.log_mels(waves, lengths, encoder._hann, encoder._filters, 160)
+    assert_close(found, plain, 1e-4)
+    assert_close(plain[0, :, :20], encoder.log_mel(waves[0, :length]), 1e-4)
+
+
+@pytest.mark.parametrize("more", [0, 159])  # samples, which are no frame
+@pytest.mark.parametrize("frames", [100, 101, 108, 109, 195, 800, 801, 1_599, 1_600])
+def test_places_of_windows_are_inside_where_a_clip_has_rows(
+    frames: int, more: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = EncoderConfig(16, 1, 32, 2, 64, 8, 24, 100, 800)
     encoder = AudioEncoder(config).to(DEVICE).requires_grad_(False)
     encoder.prepare()
@@ -93,7 +113,7 @@ def test_places_of_windows_are_inside_where_a_clip_has_rows(frames: int, monkeyp
     monkeypatch.setattr(encoder, "windows", windows)
     count = -(-frames // 800)
     encoder.heard(
-        torch.zeros(1, 160 * (800 * count + 1), device=DEVICE), torch.tensor([160 * frames + 159], device=DEVICE)
+        torch.zeros(1, 160 * (800 * count + 1), device=DEVICE), torch.tensor([160 * frames + more], device=DEVICE)
     )
     wanted = torch.arange(104 * count, device=DEVICE) < config.tokens_of(frames)
     assert torch.equal(taken[0].flatten(), wanted)
