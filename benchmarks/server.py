@@ -58,6 +58,7 @@ def main() -> int:
     parser.add_argument(
         "--processes", type=int, default=max(1, (os.cpu_count() or 1) // 4), help="of the client (default: %(default)s)"
     )
+    parser.add_argument("--gpu", action="store_true", help="also how busy the GPUs are during each load")
     parser.add_argument("--limit-s", type=float, default=90.0, help="of each load (default: %(default)s)")
     arguments = parser.parse_args()
     if arguments.tiny == (arguments.folder is not None):
@@ -135,7 +136,7 @@ def loads(folder: Path, *, tiny: bool, each: int) -> dict[str, list[str]]:
 def bench(name: str, command: Sequence[str], url: str, arguments: argparse.Namespace) -> bool:
     """Whether every request of the load was answered in time. What was measured before it was given up is in its JSON."""
     command = [*command, "--url", url, "--processes", str(arguments.processes)]
-    command += ["--out", str(arguments.out / f"{name}.json")]
+    command += ["--out", str(arguments.out / f"{name}.json"), *(["--gpu"] if arguments.gpu else [])]
     if importlib.util.find_spec("matplotlib") is not None:
         command += ["--picture", str(arguments.out / f"{name}.png")]
     print(f"== {name}", flush=True)

@@ -24,6 +24,7 @@ import httpx
 from aura_omni import __version__
 from aura_omni.bench.arrivals import Closed, Load, Open
 from aura_omni.bench.client import Client
+from aura_omni.bench.gpu import Gpus
 from aura_omni.bench.picture import draw
 from aura_omni.bench.report import figures
 from aura_omni.bench.stages import Counts, counts, during
@@ -40,6 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
         _draw(arguments)
         return 0
     loads = _loads(arguments)
+    gpus = Gpus() if arguments.gpu else None
     seed = secrets.randbits(31) if arguments.seed is None else arguments.seed
     client = Client(
         url=_url(arguments.url),
@@ -58,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
         "runs": [],
     }
     for number, load in enumerate(loads):
-        found = _measured(client, work, load, number)
+        found = _measured(client, work, load, number, gpus)
         _add(report, arguments.out, found)
         if found["client_busy"] > BUSY:
             print(
@@ -83,11 +85,21 @@ def _draw(arguments: argparse.Namespace) -> None:
     draw(report, arguments.picture)
 
 
-def _measured(client: Client, work: Work, load: Load, number: int) -> dict[str, Any]:
+def _measured(client: Client, work: Work, load: Load, number: int, gpus: Gpus | None) -> dict[str, Any]:
     before: list[Counts] = []
-    measured = client.run(work, load, number=number, between=lambda: before.append(counts(client)))
-    stages = during(before[0], counts(client), measured.wall_s)
-    return {"load": load.label, **figures(measured), **({"stages": stages} if stages else {})}
+
+    def begin() -> None:
+        before.append(counts(client))
+        if gpus is not None:
+            gpus.begin()
+
+    measured = client.run(work, load, number=number, between=begin)
+    found = {"load": load.label, **figures(measured)}
+    if gpus is not None:
+        found["gpus"] = gpus.end()
+    if stages := during(before[0], counts(client), measured.wall_s):
+        found["stages"] = stages
+    return found
 
 
 def _loads(arguments: argparse.Namespace) -> list[Load]:

@@ -56,6 +56,7 @@ def add_flags(parser: argparse.ArgumentParser, *, default_url: str) -> None:
         metavar="N",
         help="of the client, for loads that one cannot make (default: %(default)s)",
     )
+    add("--gpu", action="store_true", help="also how busy this machine's GPUs are (needs nvidia-ml-py)")
     add("--timeout-s", type=float, default=300.0, help="of one request (default: %(default)s)")
     add("--out", type=Path, help="where to write the figures as JSON; they are printed in any case")
     add("--from", type=Path, dest="source", metavar="JSON", help="what --out has written, for draw")
