@@ -43,7 +43,7 @@ def ways(pipeline: Pipeline, dice: random.Random) -> list[Way]:
     ).end.usage.text_tokens
     return [
         Way({"max_tokens": 1}, "length", range(1, 2)),
-        Way({"max_tokens": 2, "min_tokens": 9}, "length", range(2, 3)),
+        Way({"max_tokens": 2, "min_tokens": 2}, "length", range(2, 3)),
         Way({"max_tokens": 12, "min_tokens": 3, "logit_bias": {end: 100.0}}, "stop", range(4, 5)),
         Way({"max_tokens": 40, "stop": [stop, "never said"]}, "stop", range(1, 40), until),
         Way({"max_tokens": cut, "stop": [stop]}, "stop", range(cut, cut + 1), until),
