@@ -79,6 +79,7 @@ NOWHERE = {"transformers", "qwen_tts", "qwen_asr", "vllm", "vllm_omni"}
 
 # What a command or a rare path needs and every start would pay for.
 LAZY = {
+    ("bench/gpu.py", "pynvml"),
     ("bench/picture.py", "matplotlib.figure"),
     ("cli.py", "aura_omni.bench.command"),
     ("cli.py", "aura_omni.engine_process.client"),
