@@ -48,14 +48,14 @@ class AuraError(Exception):
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         self._marked = message
-        self.message = _FIELD.sub(r"\1", message)
+        self.message = _unmarked(message)
         super().__init__(self.message)
         self.param = param
 
     def name_fields(self, names: Mapping[str, str]) -> None:
         """Call fields, in the message and in param, as a request does; what `names` lacks is called so there too."""
         self._marked = _FIELD.sub(lambda found: field_name(names.get(found[1], found[1])), self._marked)
-        self.message = _FIELD.sub(r"\1", self._marked)
+        self.message = _unmarked(self._marked)
         self.args = (self.message,)
         if self.param is not None:
             self.param = names.get(self.param, self.param)
@@ -158,6 +158,11 @@ def field_name(name: str) -> str:
 
 
 _FIELD = re.compile("\x02([^\x02\x03]*)\x03")
+
+
+def _unmarked(message: str) -> str:
+    # Not by `re`, which is gone where what a program left open is cancelled while its interpreter ends.
+    return message.replace("\x02", "").replace("\x03", "")
 
 
 @contextmanager

@@ -58,9 +58,10 @@ sys.exit(3)
     [
         'pipeline.chat("Hello", speak=False)',
         'next(iter(pipeline.say_chunks("One, two, three, four, five, six, seven.")))',
+        'chunks = pipeline.say_chunks("One, two, three, four, five, six, seven."); next(chunks)',
         "pipeline.close()",
     ],
-    ids=["idle", "speaking", "closed"],
+    ids=["idle", "speaking", "left speaking", "closed"],
 )
 def test_a_program_that_leaves_its_pipeline_open_ends_as_it_says(what: str) -> None:
     script = UNCLOSED.format(what=what)
@@ -68,3 +69,4 @@ def test_a_program_that_leaves_its_pipeline_open_ends_as_it_says(what: str) -> N
     assert done.stdout == "done\n"
     assert done.returncode == 3, done.stderr[-1000:]
     assert "terminate" not in done.stderr
+    assert "Traceback" not in done.stderr
