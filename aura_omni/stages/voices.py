@@ -163,7 +163,7 @@ class Voices:
                 else f"describe the voice in {field_name('instruct')}"
             )
             raise BadVoice(
-                f"{field_name('speaker')} is {shown(voice.speaker)}, but this server's Talker ({self.task}) has no named speakers; "
+                f"{field_name('speaker')} is {shown(voice.speaker)}, but this server's Talker ({self.task}) has no named speakers; leave it out and "
                 f"{instead}, or {self._serve('CustomVoice')}",
                 param="speaker",
             )

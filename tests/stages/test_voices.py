@@ -116,13 +116,13 @@ def test_a_speaker_of_a_dialect_turns_chinese_into_it(speaker: str, language: st
             DESIGN,
             Voice(instruct="x", speaker="ryan"),
             "speaker",
-            "has no named speakers; describe the voice in instruct, or",
+            "has no named speakers; leave it out and describe the voice in instruct, or",
         ),
         (
             BASE,
             Voice(speaker="ryan"),
             "speaker",
-            "has no named speakers; send ref_audio, or serve a CustomVoice checkpoint",
+            "has no named speakers; leave it out and send ref_audio, or serve a CustomVoice checkpoint",
         ),
         (BASE, Voice(), "ref_audio", "^ref_audio is missing: .* as ref_text, or set x_vector_only to"),
         (
